@@ -1,0 +1,278 @@
+"""The text environment: Gymnasium's interface, text in, text out, with tasks that have names.
+
+A user's environment writes `tasks`, `_reset` and `_step`; `TextEnv` adds seeding, turn limits, the info keys that every
+script reads, `snapshot`/`restore` and clean text. See README.md for a whole environment in 25 lines.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One problem of an environment. The key alone decides the world: same key, same world, on every machine."""
+
+    key: str
+    """Stable name, unique within the environment; what evaluation panels hash."""
+    split: str = "train"
+    """The task set it belongs to: `train`, `heldout`, `test`, or an environment's own."""
+    env_id: str = ""
+    """Gymnasium id; `TextEnv` fills it in."""
+    seed: int = 0
+    """Seed of the world's randomness."""
+    family: str = ""
+    """The kind of task, for success rates per family (ALFWorld's "heat", Countdown's "4 numbers")."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """What the environment needs to build the problem (question, numbers, ...); plain JSON values."""
+
+
+class LazyTasks(Sequence[Task]):
+    """A task set whose item i is made when it is asked for, so that millions of tasks cost nothing."""
+
+    def __init__(self, size: int, make: Callable[[int], Task]):
+        self._size, self._make = size, make
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._size))]
+        if not -self._size <= index < self._size:
+            raise IndexError(f"task {index} of {self._size}")
+        return self._make(index % self._size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one action brought about. `_step` returns it."""
+
+    observation: str = ""
+    """What the agent reads next."""
+    reward: float = 0.0
+    """What training uses. None of the other fields is derived from it."""
+    terminated: bool = False
+    """The task itself ended (solved, failed for good). The turn limit is not this."""
+    success: bool = False
+    """The goal is reached."""
+    score: float | None = None
+    """The environment's own grade, 0 to 1; None means 1.0 on success and 0.0 otherwise."""
+    valid: bool = True
+    """The action was understood. An invalid action is counted, never an exception."""
+    scorable: bool = True
+    """False: nobody can say what this is worth; the sample is left out of training, not given 0."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Anything else worth keeping with the turn; plain JSON values."""
+
+
+@dataclass(frozen=True)
+class ActionSpan:
+    """The executable part of a response."""
+
+    text: str
+    """What `step` receives."""
+    start: int
+    """First character of the executable part in the response."""
+    end: int
+    """One past its last character; equal to `start` where the response holds no action."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A point inside an episode that `restore` returns to."""
+
+    task: Task
+    actions: tuple[str, ...]
+    state: Any = None
+    """An engine's own copied state; None means: reset and replay the actions."""
+
+
+class TextSpace(spaces.Text):
+    """Any text up to `max_length` characters (Gymnasium's own Text knows no space, newline or accent)."""
+
+    def __init__(self, max_length: int = 1_000_000):
+        super().__init__(max_length=max_length, min_length=0)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str) and len(x) <= self.max_length
+
+
+def clean_text(text: str) -> str:
+    """`text` without what no tokenizer takes (lone surrogates) or terminals choke on (NUL)."""
+    return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "")
+
+
+def panel_sha256(tasks: Sequence[Task]) -> str:
+    """Hash of a panel's task keys in order: equal hashes mean that the same problems were played."""
+    return hashlib.sha256("\n".join(task.key for task in tasks).encode()).hexdigest()
+
+
+def task_generator(task: Task) -> np.random.Generator:
+    """The generator of everything random in the task's world."""
+    digest = hashlib.sha256(f"{task.key}\n{task.seed}".encode()).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "big")))
+
+
+THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
+
+
+def last_block(response: str, tags: Sequence[str]) -> re.Match | None:
+    """The last closed `<tag>...</tag>` outside `<think>`; group 1 is the tag, group 2 the content."""
+    visible = THINKING.sub(lambda match: " " * len(match.group()), response)
+    pattern = re.compile(rf"<({'|'.join(map(re.escape, tags))})>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
+    matches = list(pattern.finditer(visible))
+    return matches[-1] if matches else None
+
+
+class TextEnv(gymnasium.Env[str, str]):
+    """Base of every environment here.
+
+    A subclass writes `tasks`, `_reset` and `_step`, and sets the class attributes below. `reset(options={"task": task})`
+    plays that task; `reset(seed=n)` plays the task of `options["split"]` (default `train`) that n names.
+    `step(action)` returns Gymnasium's five values; `info` always holds `success`, `score`, `valid`, `scorable`, `turn`,
+    `task_key` and `family`. At the turn limit `truncated` is set after the last action has been applied.
+    """
+
+    metadata = {"render_modes": []}
+    system_prompt: str = ""
+    """The rules and the answer format; the agent's system message."""
+    max_turns: int = 1
+    """Actions after which the episode is truncated."""
+    action_tags: tuple[str, ...] = ()
+    """Tags of which the last one outside `<think>` is the action. One tag: its content is the action; several: the whole
+    block is, since the tag says what to do. None: the whole response is."""
+    stop: tuple[str, ...] = ()
+    """Texts at which generation of a turn stops, kept in the response."""
+    blocking: bool = False
+    """`step` or `reset` may take longer than about 10 ms: the rollout then calls them outside its loop."""
+
+    def __init__(self, *, max_turns: int | None = None):
+        if max_turns is not None:
+            if max_turns < 1:
+                raise ValueError(f"max_turns must be at least 1, got {max_turns}")
+            self.max_turns = max_turns
+        self.action_space = TextSpace()
+        self.observation_space = TextSpace()
+        self.task: Task | None = None
+        self._actions: list[str] = []
+        self._over = True
+
+    # What a subclass writes
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The task set of a split, in a fixed order. Raises ValueError for a split that the environment lacks."""
+        raise NotImplementedError
+
+    def _reset(self, task: Task, rng: np.random.Generator) -> str:
+        """Build the task's world and return the first observation. All randomness comes from `rng`."""
+        raise NotImplementedError
+
+    def _step(self, action: str) -> Outcome:
+        """Apply one action. Never raises on what a model wrote: odd text is `Outcome(valid=False, ...)`."""
+        raise NotImplementedError
+
+    def gold(self, rng: np.random.Generator) -> list[str]:
+        """Responses that solve the current task from its start; `rng` may vary the way. Used for reference rows and
+        supervised data. Raises LookupError where no solution is known."""
+        raise LookupError(f"{type(self).__name__} has no gold solution")
+
+    def random_action(self, rng: np.random.Generator) -> str:
+        """A response as an untrained but well-behaved agent might give it."""
+        actions = self.admissible_actions()
+        text = str(rng.choice(actions)) if actions else ""
+        return f"<{self.action_tags[0]}>{text}</{self.action_tags[0]}>" if len(self.action_tags) == 1 else text
+
+    def admissible_actions(self) -> list[str]:
+        """Actions that are valid now, where the environment can list them; else an empty list."""
+        return []
+
+    def state_key(self) -> str:
+        """Names the current state: equal keys within a task are the same state (anchor states)."""
+        return hashlib.sha256("\n".join([self.task.key, *self._actions]).encode()).hexdigest()[:16]
+
+    # What every script relies on
+
+    def parse(self, response: str) -> ActionSpan:
+        """The executable part of a response, by `action_tags`. Without one, the empty action, which is invalid."""
+        if not self.action_tags:
+            return ActionSpan(response, 0, len(response))
+        match = last_block(response, self.action_tags)
+        if match is None:
+            return ActionSpan("", 0, 0)
+        part = 2 if len(self.action_tags) == 1 else 0
+        start, end = match.span(part)
+        text = response[start:end]
+        return ActionSpan(text.strip() if part else text, start, end)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        options = options or {}
+        task = options.get("task")
+        if task is None:
+            tasks = self.tasks(options.get("split", "train"))
+            if not len(tasks):
+                raise ValueError(f"{type(self).__name__} has no tasks in split {options.get('split', 'train')!r}")
+            task = tasks[int(self.np_random.integers(len(tasks)))]
+        self.task, self._actions, self._over = task, [], False
+        observation = clean_text(self._reset(task, task_generator(task)))
+        return observation, self._info(Outcome(observation=observation))
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if not isinstance(action, str):
+            raise TypeError(f"an action is text, got {type(action).__name__}")
+        if self._over:
+            raise gymnasium.error.ResetNeeded("the episode is over (or never began): call reset() first")
+        self._actions.append(action)
+        outcome = self._step(action)
+        truncated = not outcome.terminated and len(self._actions) >= self.max_turns
+        self._over = outcome.terminated or truncated
+        return (clean_text(outcome.observation), float(outcome.reward), bool(outcome.terminated), truncated,
+                self._info(outcome))
+
+    def snapshot(self) -> Snapshot:
+        """The current point of the episode. Subclasses whose engine can copy its state set `state`."""
+        return Snapshot(self.task, tuple(self._actions))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot, here by resetting and replaying its actions."""
+        self.reset(options={"task": snapshot.task})
+        for action in snapshot.actions:
+            self.step(action)
+
+    def _info(self, outcome: Outcome) -> dict[str, Any]:
+        score = outcome.score if outcome.score is not None else float(outcome.success)
+        return {**outcome.info, "success": bool(outcome.success), "score": float(score), "valid": bool(outcome.valid),
+                "scorable": bool(outcome.scorable), "turn": len(self._actions), "task_key": self.task.key,
+                "family": self.task.family}
+
+
+class SingleTurnEnv(TextEnv):
+    """A question, one answer, a score: a subclass writes `tasks` (with `data["question"]`) and `score`."""
+
+    max_turns = 1
+
+    def score(self, task: Task, answer: str) -> float | None:
+        """Grade of the whole response, 0 to 1; 1 is a success. None: it cannot be scored (left out of training)."""
+        raise NotImplementedError
+
+    def question(self, task: Task) -> str:
+        """What the agent reads."""
+        return str(task.data["question"])
+
+    def _reset(self, task: Task, rng: np.random.Generator) -> str:
+        return self.question(task)
+
+    def _step(self, action: str) -> Outcome:
+        score = self.score(self.task, action)
+        if score is None:
+            return Outcome(terminated=True, scorable=False, score=0.0)
+        if not 0.0 <= score <= 1.0:
+            raise ValueError(f"{type(self).__name__}.score returned {score!r} for {self.task.key}; it must be in [0, 1]")
+        return Outcome(reward=score, terminated=True, success=score == 1.0, score=score)
