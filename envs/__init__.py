@@ -1,5 +1,10 @@
 """What an agent acts in. Importing this package registers the built-in environments with Gymnasium."""
 
-from envs.core import ActionSpan, LazyTasks, Outcome, SingleTurnEnv, Snapshot, Task, TextEnv, panel_sha256
+import gymnasium
 
-__all__ = ["ActionSpan", "LazyTasks", "Outcome", "SingleTurnEnv", "Snapshot", "Task", "TextEnv", "panel_sha256"]
+from envs.core import ActionSpan, LazyTasks, Outcome, SingleTurnEnv, Snapshot, Task, TextEnv, make, panel_sha256
+
+__all__ = ["ActionSpan", "LazyTasks", "Outcome", "SingleTurnEnv", "Snapshot", "Task", "TextEnv", "make", "panel_sha256"]
+
+gymnasium.register("turngym/Countdown-v0", entry_point="envs.countdown:Countdown", disable_env_checker=True,
+                   order_enforce=False)

@@ -7,7 +7,7 @@ script reads, `snapshot`/`restore` and clean text. See README.md for a whole env
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
@@ -150,6 +150,8 @@ class TextEnv(gymnasium.Env[str, str]):
     block is, since the tag says what to do. None: the whole response is."""
     stop: tuple[str, ...] = ()
     """Texts at which generation of a turn stops, kept in the response."""
+    env_id: str = ""
+    """The id it was made by; `make` sets it, and `reset` writes it into the task."""
     blocking: bool = False
     """`step` or `reset` may take longer than about 10 ms: the rollout then calls them outside its loop."""
 
@@ -220,7 +222,7 @@ class TextEnv(gymnasium.Env[str, str]):
             if not len(tasks):
                 raise ValueError(f"{type(self).__name__} has no tasks in split {options.get('split', 'train')!r}")
             task = tasks[int(self.np_random.integers(len(tasks)))]
-        self.task, self._actions, self._over = task, [], False
+        self.task, self._actions, self._over = replace(task, env_id=task.env_id or self.env_id), [], False
         observation = clean_text(self._reset(task, task_generator(task)))
         return observation, self._info(Outcome(observation=observation))
 
@@ -276,3 +278,16 @@ class SingleTurnEnv(TextEnv):
         if not 0.0 <= score <= 1.0:
             raise ValueError(f"{type(self).__name__}.score returned {score!r} for {self.task.key}; it must be in [0, 1]")
         return Outcome(reward=score, terminated=True, success=score == 1.0, score=score)
+
+
+def make(env_id: str, **options: Any) -> TextEnv:
+    """The text environment of a Gymnasium id, without Gymnasium's wrappers; `options` go to its constructor.
+
+    `module:namespace/Name-v0` imports `module` first, for an environment of one's own. An unknown id raises
+    `gymnasium.error.NameNotFound` (or `NamespaceNotFound`, `VersionNotFound`), which names the nearest known one.
+    """
+    env = gymnasium.make(env_id, **options).unwrapped
+    if not isinstance(env, TextEnv):
+        raise TypeError(f"{env_id} is a {type(env).__name__}, not a TextEnv: derive it from envs.TextEnv")
+    env.env_id = env_id
+    return env
