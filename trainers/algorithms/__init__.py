@@ -1,0 +1,44 @@
+"""The algorithms, one file each; `find_algorithm` finds them, and a user's own, by name."""
+
+import difflib
+import importlib
+import inspect
+import sys
+from types import ModuleType
+
+from trainers.algorithms.base import Algorithm, Needs
+from trainers.algorithms.dapo import DAPO
+from trainers.algorithms.grpo import GRPO
+from trainers.algorithms.rloo import RLOO
+from trainers.algorithms.rloo_plus_plus import RLOOpp
+from trainers.settings import SettingsError
+
+__all__ = ["DAPO", "GRPO", "RLOO", "Algorithm", "Needs", "RLOOpp", "find_algorithm"]
+
+
+def find_algorithm(name: str) -> type[Algorithm]:
+    """The algorithm of that name here, or `module:Class` of a user's own file.
+
+    Raises SettingsError, with the nearest name, where there is none, and where the class is not an algorithm.
+    """
+    module_name, _, class_name = name.rpartition(":")
+    if not module_name:
+        return _member(sys.modules[__name__], name, f"unknown algorithm {name!r}")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the user's file was found; what it imports was not
+        raise SettingsError(f"algorithm {name!r}: no module {module_name!r} in the current folder, none installed") from None
+    return _member(module, class_name, f"{module_name!r} has no algorithm {class_name!r}")
+
+
+def _member(module: ModuleType, class_name: str, problem: str) -> type[Algorithm]:
+    classes = {member: value for member, value in vars(module).items()
+               if inspect.isclass(value) and issubclass(value, Algorithm) and value is not Algorithm}
+    if class_name in classes:
+        return classes[class_name]
+    by_lower = {member.lower(): member for member in classes}
+    nearest = difflib.get_close_matches(class_name.lower(), by_lower, n=1, cutoff=0.0)
+    hint = f"the nearest is {by_lower[nearest[0]]!r}" if nearest else "it defines no subclass of Algorithm"
+    raise SettingsError(f"{problem}; {hint}")

@@ -1,0 +1,143 @@
+"""What an algorithm is: settings, and hooks that default to GRPO's behaviour.
+
+The training loop calls the hooks in this order and does not know which algorithm it runs:
+
+    keep(group)                  is this group worth training on? (dropped groups are refilled, see DAPO)
+    advantages(groups, ...)      credit per token; it may use `returns` and `credits`
+    loss(tokens)                 one scalar per micro-batch, and metrics; it may override `policy_loss` alone
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from torch import Tensor
+
+from agents.trajectory import Group, Trajectory
+from trainers.credit import Credit, normalise
+from trainers.loss import Aggregation, LossInput, RatioLevel, aggregate, clipped_surrogate, kl
+from trainers.settings import settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What the loop must compute for an algorithm beyond log-probabilities of the policy."""
+
+    reference_logprobs: bool = False
+    """`LossInput.reference_logprobs`: of the model that training started from."""
+    entropy: bool = False
+    """`LossInput.entropy`, with gradient."""
+
+
+@settings
+class Algorithm:
+    """Base of every algorithm. As it stands: GRPO, A_i = (R_i − mean R) / (std R + 1e-6) within the group."""
+
+    uses_groups: ClassVar[bool] = True
+    """Compares trajectories of one task, so that a group needs at least two."""
+    max_generation_batches: ClassVar[int] = 1
+    """Rollout batches that may be sampled to fill one training batch with groups that `keep` accepts."""
+
+    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """The importance ratio is clipped below at 1 − this."""
+    clip_high: NonNegativeFloat = 0.2
+    """The importance ratio is clipped above at 1 + this."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Bound c on the loss of a negative advantage A: at most −c A. None: no bound."""
+    ratio: RatioLevel = "token"
+    """Importance ratio of each token, or the geometric mean over its turn or sequence (GSPO)."""
+    aggregation: Aggregation = "token_mean"
+    """How token losses become one number; see `trainers.loss.aggregate`. A sequence is a trajectory."""
+    aggregation_length: PositiveInt | None = None
+    """The constant that `sequence_mean_token_sum_norm` divides by; only for that mode."""
+    kl_coefficient: NonNegativeFloat = 0.0
+    """Weight of KL(π‖π_ref) in the loss. 0: no reference model is needed."""
+    kl_estimator: Literal["k2", "k3"] = "k3"
+    """See `trainers.loss.kl`. k1 is none of them: its expected gradient in a loss is 0."""
+    entropy_coefficient: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus."""
+    mask_truncated: bool = False
+    """Leave trajectories that were cut off out of the loss. They still count in their group's statistics."""
+
+    @model_validator(mode="after")
+    def _check_aggregation_length(self):
+        if (self.aggregation == "sequence_mean_token_sum_norm") != (self.aggregation_length is not None):
+            raise ValueError(f"aggregation {self.aggregation!r} with aggregation_length {self.aggregation_length}: set "
+                             "aggregation_length exactly when aggregation is 'sequence_mean_token_sum_norm'")
+        return self
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(reference_logprobs=self.kl_coefficient > 0, entropy=self.entropy_coefficient > 0)
+
+    def keep(self, group: Group) -> bool:
+        """Whether to train on the group. Here: some trajectory can be scored."""
+        return any(trajectory.reward is not None for trajectory in group.trajectories)
+
+    def reward(self, trajectory: Trajectory) -> float | None:
+        """The return that advantages are made of; None where it cannot be scored."""
+        return trajectory.reward
+
+    def returns(self, group: Group) -> np.ndarray:
+        """`reward` of each trajectory, NaN where None. Raises ValueError for one that is not finite. # [group_size]"""
+        rewards = [self.reward(trajectory) for trajectory in group.trajectories]
+        for reward, trajectory in zip(rewards, group.trajectories):
+            if reward is not None and not math.isfinite(reward):
+                raise ValueError(f"reward {reward} of a trajectory of task {trajectory.task.key!r}: it must be finite, "
+                                 "or None where the trajectory cannot be scored")
+        return np.array([np.nan if reward is None else reward for reward in rewards], dtype=np.float64)
+
+    def credits(self, groups: Sequence[Group], values: Sequence[np.ndarray]) -> list[list[Credit]]:
+        """One advantage per trajectory ([group_size] per group) for all its tokens. NaN excludes the trajectory."""
+        return [[Credit.uniform(trajectory, 0.0 if np.isnan(value) else value,
+                                excluded=bool(np.isnan(value)) or (self.mask_truncated and trajectory.truncated))
+                 for trajectory, value in zip(group.trajectories, group_values, strict=True)]
+                for group, group_values in zip(groups, values, strict=True)]
+
+    def advantages(self, groups: Sequence[Group], scores: Any = None, step: int = 0) -> list[list[Credit]]:
+        """Credit for each trajectory of each group of one batch. `scores` holds what `needs` asked for, `step` counts
+        updates from 0."""
+        return self.credits(groups, [normalise(self.returns(group)) for group in groups])
+
+    def policy_loss(self, tokens: LossInput) -> tuple[Tensor, Tensor]:
+        """Loss that raises the probability of advantageous tokens, and where its clip acted. # [tokens], bool [tokens]
+        """
+        return clipped_surrogate(tokens.logprobs, tokens.behaviour_logprobs, tokens.advantages,
+                                 clip_low=self.clip_low, clip_high=self.clip_high, dual_clip=self.dual_clip,
+                                 ratio=self.ratio, sequence_index=tokens.trajectory_index, turn_index=tokens.turn_index)
+
+    def loss(self, tokens: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
+        """policy_loss + kl_coefficient · KL − entropy_coefficient · entropy, aggregated over the batch; and metrics.
+
+        Loss and metrics are this micro-batch's share: their sums over all micro-batches and ranks are the whole batch's
+        loss and its means per token (`loss` and `policy_loss` by `aggregation`). Metrics carry no gradient.
+        """
+        policy_loss, clipped = self.policy_loss(tokens)
+        total = policy_loss
+        per_token = {"clip_fraction": clipped.to(policy_loss.dtype),
+                     "behaviour_kl": kl(tokens.behaviour_logprobs, tokens.logprobs, "k3")}
+        if self.kl_coefficient > 0:
+            reference_logprobs = _given(tokens.reference_logprobs, "reference_logprobs", "kl_coefficient")
+            per_token["kl"] = kl(tokens.logprobs, reference_logprobs, self.kl_estimator)
+            total = total + self.kl_coefficient * per_token["kl"]
+        if self.entropy_coefficient > 0:
+            per_token["entropy"] = _given(tokens.entropy, "entropy", "entropy_coefficient")
+            total = total - self.entropy_coefficient * per_token["entropy"]
+        loss = self.aggregate(total, tokens)
+        metrics = {"loss": loss, "policy_loss": self.aggregate(policy_loss, tokens)}
+        metrics |= {name: aggregate(values, counts=tokens.counts) for name, values in per_token.items()}
+        return loss, {name: value.detach() for name, value in metrics.items()}
+
+    def aggregate(self, loss: Tensor, tokens: LossInput) -> Tensor:
+        """Per-token loss [tokens] as this micro-batch's share of the batch's loss."""
+        return aggregate(loss, mode=self.aggregation, sequence_index=tokens.trajectory_index,
+                         turn_index=tokens.turn_index, counts=tokens.counts, max_length=self.aggregation_length)
+
+
+def _given(values: Tensor | None, name: str, setting: str) -> Tensor:
+    if values is None:
+        raise ValueError(f"{setting} is set but the batch holds no {name}; fill LossInput.{name} as `needs` asks")
+    return values
