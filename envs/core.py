@@ -5,14 +5,16 @@ script reads, `snapshot`/`restore` and clean text. See README.md for a whole env
 """
 
 import hashlib
-import re
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+
+from rewards.tags import last_block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,34 +122,24 @@ def task_generator(task: Task) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "big")))
 
 
-THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
-
-
-def last_block(response: str, tags: Sequence[str]) -> re.Match | None:
-    """The last closed `<tag>...</tag>` outside `<think>`; group 1 is the tag, group 2 the content."""
-    visible = THINKING.sub(lambda match: " " * len(match.group()), response)
-    pattern = re.compile(rf"<({'|'.join(map(re.escape, tags))})>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
-    matches = list(pattern.finditer(visible))
-    return matches[-1] if matches else None
-
-
 class TextEnv(gymnasium.Env[str, str]):
     """Base of every environment here.
 
-    A subclass writes `tasks`, `_reset` and `_step`, and sets the class attributes below. `reset(options={"task": task})`
-    plays that task; `reset(seed=n)` plays the task of `options["split"]` (default `train`) that n names.
+    A subclass writes `tasks`, `_reset` and `_step`, and sets the class attributes below.
+    `reset(options={"task": task})` plays that task; `reset(seed=n)` plays the task that n names, of `options["split"]`
+    (default `train`).
     `step(action)` returns Gymnasium's five values; `info` always holds `success`, `score`, `valid`, `scorable`, `turn`,
     `task_key` and `family`. At the turn limit `truncated` is set after the last action has been applied.
     """
 
-    metadata = {"render_modes": []}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
     system_prompt: str = ""
     """The rules and the answer format; the agent's system message."""
     max_turns: int = 1
     """Actions after which the episode is truncated."""
     action_tags: tuple[str, ...] = ()
-    """Tags of which the last one outside `<think>` is the action. One tag: its content is the action; several: the whole
-    block is, since the tag says what to do. None: the whole response is."""
+    """Tags of which the last one outside `<think>` is the action. One tag: its content is the action; several: the
+    whole block is, since the tag says what to do. None: the whole response is."""
     stop: tuple[str, ...] = ()
     """Texts at which generation of a turn stops, kept in the response."""
     env_id: str = ""
@@ -197,7 +189,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def state_key(self) -> str:
         """Names the current state: equal keys within a task are the same state (anchor states)."""
-        return hashlib.sha256("\n".join([self.task.key, *self._actions]).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([self.task.key, *self._actions]).encode()).hexdigest()[:16]
 
     # What every script relies on
 
@@ -276,7 +268,7 @@ class SingleTurnEnv(TextEnv):
         if score is None:
             return Outcome(terminated=True, scorable=False, score=0.0)
         if not 0.0 <= score <= 1.0:
-            raise ValueError(f"{type(self).__name__}.score returned {score!r} for {self.task.key}; it must be in [0, 1]")
+            raise ValueError(f"{type(self).__name__}.score returned {score!r} for {self.task.key}: not in [0, 1]")
         return Outcome(reward=score, terminated=True, success=score == 1.0, score=score)
 
 

@@ -1,0 +1,137 @@
+"""Countdown's problems: expressions over given numbers, and a generator whose item i is the same for everybody."""
+
+import hashlib
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple, Protocol, TypeVar
+
+HELDOUT_SIZE, TEST_SIZE = 1024, 50
+MAX_DRAWS = 50_000
+"""Draws without a new problem after which the limits are taken to hold no other."""
+
+T = TypeVar("T")
+
+
+class Generator(Protocol):
+    """`random.Random` and `numpy.random.Generator`: of both only `random()` is used, which never changes between
+    versions of Python."""
+
+    def random(self) -> float: ...
+
+
+def pick(rng: Generator, items: Sequence[T]) -> T:
+    """One of `items`, each as likely as the others."""
+    return items[int(rng.random() * len(items))]
+
+
+class Expression(NamedTuple):
+    """A value and one way to write it."""
+
+    value: Fraction
+    text: str
+    binding: int
+    """How tightly its outermost operator binds: 0 a sum or difference, 1 a product or quotient, 2 a number."""
+
+
+def number(n: int) -> Expression:
+    """A number by itself."""
+    return Expression(Fraction(n), str(n), 2)
+
+
+def combine(left: Expression, sign: str, right: Expression) -> Expression | None:
+    """`left sign right`, with no parentheses beyond the needed ones. None for a division by zero."""
+    if sign == "+":
+        value, binding = left.value + right.value, 0
+    elif sign == "-":
+        value, binding = left.value - right.value, 0
+    elif sign == "*":
+        value, binding = left.value * right.value, 1
+    elif right.value:
+        value, binding = left.value / right.value, 1
+    else:
+        return None
+    left_text = f"({left.text})" if left.binding < binding else left.text
+    bare = right.binding > binding or (right.binding == binding and sign in "+*")
+    return Expression(value, f"{left_text}{sign}{right.text if bare else f'({right.text})'}", binding)
+
+
+def random_expression(rng: Generator, numbers: Sequence[int]) -> Expression:
+    """An expression that uses every number once."""
+    parts = [number(n) for n in numbers]
+    while len(parts) > 1:
+        left = parts.pop(int(rng.random() * len(parts)))
+        right = parts.pop(int(rng.random() * len(parts)))
+        parts.append(combine(left, pick(rng, "+-*/"), right) or combine(left, "+", right))
+    return parts[0]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Reach `target` with all of `numbers`, which are sorted."""
+
+    numbers: tuple[int, ...]
+    target: int
+
+    @property
+    def key(self) -> str:
+        """Its stable name: the target and the sorted numbers."""
+        return f"{self.target}:{','.join(map(str, self.numbers))}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the problems may hold. Every bound is included."""
+
+    min_numbers: int = 3
+    max_numbers: int = 4
+    """At most 6."""
+    largest_number: int = 99
+    smallest_target: int = 10
+    largest_target: int = 99
+
+    def __post_init__(self):
+        if not 2 <= self.min_numbers <= self.max_numbers <= 6:
+            raise ValueError("2 <= min_numbers <= max_numbers <= 6 must hold, got "
+                             f"min_numbers={self.min_numbers}, max_numbers={self.max_numbers}")
+        if self.largest_number < 1:
+            raise ValueError(f"largest_number must be at least 1, got {self.largest_number}")
+        if self.smallest_target > self.largest_target:
+            raise ValueError("smallest_target must not be above largest_target, got "
+                             f"{self.smallest_target} and {self.largest_target}")
+
+
+def new_problem(rng: random.Random, limits: Limits, taken: Collection[Problem]) -> Problem:
+    """The next solvable problem of `rng` that is not among `taken`."""
+    for _ in range(MAX_DRAWS):
+        count = limits.min_numbers + int(rng.random() * (limits.max_numbers - limits.min_numbers + 1))
+        numbers = [1 + int(rng.random() * limits.largest_number) for _ in range(count)]
+        value = random_expression(rng, numbers).value
+        if value.denominator == 1 and limits.smallest_target <= value <= limits.largest_target:
+            problem = Problem(tuple(sorted(numbers)), int(value))
+            if problem not in taken:
+                return problem
+    raise ValueError(f"no problem left beside {len(taken)} others within {limits}: raise largest_number or max_numbers, "
+                     "or widen the targets")
+
+
+def stable_generator(name: str) -> random.Random:
+    """The same numbers for the same name, on every machine."""
+    return random.Random(int.from_bytes(hashlib.sha256(name.encode()).digest(), "big"))
+
+
+@lru_cache(maxsize=8)
+def reserved_problems(limits: Limits) -> dict[Problem, str]:
+    """The problems that are never in training and their splits, in order: 1,024 of `heldout`, then 50 of `test`."""
+    rng = stable_generator("reserved")
+    reserved: dict[Problem, str] = {}
+    for split in ["heldout"] * HELDOUT_SIZE + ["test"] * TEST_SIZE:
+        reserved[new_problem(rng, limits, reserved.keys())] = split
+    return reserved
+
+
+def training_problem(limits: Limits, index: int) -> Problem:
+    """Training problem `index`, whatever the order in which they are asked for."""
+    return new_problem(stable_generator(f"train {index}"), limits, reserved_problems(limits).keys())
