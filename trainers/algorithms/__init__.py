@@ -29,7 +29,7 @@ def find_algorithm(name: str) -> type[Algorithm]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the user's file was found; what it imports was not
-        raise SettingsError(f"algorithm {name!r}: no module {module_name!r} in the current folder, none installed") from None
+        raise SettingsError(f"algorithm {name!r}: no module {module_name!r} here or installed") from None
     return _member(module, class_name, f"{module_name!r} has no algorithm {class_name!r}")
 
 

@@ -1,0 +1,72 @@
+"""Statistics of evaluations: intervals and pass@k. Plain numbers in, plain numbers out."""
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+
+def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a success rate, within [0, 1]; (0, 1) for n = 0, where nothing is known.
+
+    Raises ValueError unless 0 <= successes <= n and 0 < confidence < 1.
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n}: they must be between 0 and n")
+    z = NormalDist().inv_cdf(0.5 + _checked(confidence) / 2)
+    if n == 0:
+        return 0.0, 1.0
+    rate = successes / n
+    centre = (rate + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z * math.sqrt(rate * (1 - rate) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
+    # At the ends the bound is the rate itself, which rounding would miss.
+    return (0.0 if successes == 0 else centre - half), (1.0 if successes == n else centre + half)
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased estimate 1 − C(n−c, k)/C(n, k) that one of k samples is right, from n samples of which c are right.
+
+    Raises ValueError for k > n: n samples say nothing about more than n (`best_of_k_with_replacement` is another
+    quantity).
+    """
+    _check_samples(n, c, k)
+    if k > n:
+        raise ValueError(f"pass@{k} needs at least {k} samples per problem, got {n}; sample more or lower k")
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def best_of_k_with_replacement(n: int, c: int, k: int) -> float:
+    """Best@k, 1 − (1 − c/n)^k: k draws with replacement from n samples of which c are right. Not pass@k."""
+    _check_samples(n, c, k)
+    return 1 - (1 - c / n) ** k
+
+
+def bootstrap_interval(values: Sequence[float], *, confidence: float = 0.95, resamples: int = 2000,
+                       seed: int = 0) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean over problems; `values` holds one number per problem.
+
+    Problems are what is drawn again, never samples within one. The same seed gives the same interval. Raises ValueError
+    for no problem, a value that is not finite, or a confidence outside (0, 1).
+    """
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim != 1 or len(values) == 0 or not np.isfinite(values).all():
+        raise ValueError(f"expected one finite value per problem, got {values!r}")
+    rng = np.random.default_rng(seed)
+    means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(resamples)]
+    tail = (1 - _checked(confidence)) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def _checked(confidence: float) -> float:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
+    return confidence
+
+
+def _check_samples(n: int, c: int, k: int) -> None:
+    if n < 1 or not 0 <= c <= n:
+        raise ValueError(f"{c} right of {n} samples: there must be at least one sample, and 0 <= right <= samples")
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
