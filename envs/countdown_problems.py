@@ -113,8 +113,8 @@ def new_problem(rng: random.Random, limits: Limits, taken: Collection[Problem]) 
             problem = Problem(tuple(sorted(numbers)), int(value))
             if problem not in taken:
                 return problem
-    raise ValueError(f"no problem left beside {len(taken)} others within {limits}: raise largest_number or max_numbers, "
-                     "or widen the targets")
+    raise ValueError(f"no problem left beside {len(taken)} others within {limits}: raise largest_number or "
+                     "max_numbers, or widen the targets")
 
 
 def stable_generator(name: str) -> random.Random:
