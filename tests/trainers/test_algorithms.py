@@ -1,4 +1,3 @@
-import dataclasses
 import re
 import sys
 import warnings
@@ -376,13 +375,13 @@ def test_what_an_algorithm_needs_is_named_where_it_is_missing(algorithm, missing
 @pytest.mark.parametrize("cls, data, message", [
     (GRPO, {"clip_hihg": 0.3}, "unknown setting 'clip_hihg'; the nearest is 'clip_high'"),
     (GRPO, {"overlong_length": 10}, "unknown setting 'overlong_length'"),
-    (GRPO, {"clip_low": -0.1}, "clip_low"), (GRPO, {"clip_low": 1.5}, "clip_low"),
-    (GRPO, {"clip_high": -1}, "clip_high"), (GRPO, {"dual_clip": 1.0}, "dual_clip"),
-    (GRPO, {"kl_coefficient": -1}, "kl_coefficient"), (GRPO, {"kl_estimator": "k1"}, "kl_estimator"),
-    (GRPO, {"entropy_coefficient": float("nan")}, "entropy_coefficient"), (GRPO, {"aggregation": "mean"}, "aggregation"),
+    *[(GRPO, {name: value}, name) for name, value in [
+        ("clip_low", -0.1), ("clip_low", 1.5), ("clip_high", -1), ("dual_clip", 1.0), ("kl_coefficient", -1),
+        ("kl_estimator", "k1"), ("entropy_coefficient", float("nan")), ("aggregation", "mean"),
+        ("statistics_over", "token")]],
     (GRPO, {"aggregation_length": 5}, "aggregation_length exactly when"),
     (GRPO, {"aggregation": "sequence_mean_token_sum_norm"}, "aggregation_length exactly when"),
-    (GRPO, {"statistics_over": "token"}, "statistics_over"), (RLOO, {"ratio": "token"}, "ratio"),
+    (RLOO, {"ratio": "token"}, "ratio"),
     (RLOO, {"dual_clip": 3.0}, "dual_clip"), (RLOOpp, {"target_std": 0}, "target_std"),
     (DAPO, {"max_generation_batches": 0}, "max_generation_batches"),
     (DAPO, {"overlong_length": 100}, "overlong_buffer 4096 is greater than overlong_length 100"),
@@ -390,11 +389,6 @@ def test_what_an_algorithm_needs_is_named_where_it_is_missing(algorithm, missing
 def test_settings_out_of_range_are_refused_by_name(cls, data, message):
     with pytest.raises(SettingsError, match=message):
         validate(cls, data)
-
-
-def test_settings_are_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        GRPO().clip_low = 0.5
 
 
 def test_every_algorithm_is_found_by_its_name():
