@@ -1,0 +1,111 @@
+"""Where the final answer stands in a completion. Pure text: nothing is evaluated here."""
+
+import re
+
+THINK_TAG = re.compile(r"(</?think>)", re.IGNORECASE)
+BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
+ANSWER_TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
+HASHES = re.compile(r"^[ \t]*####([^\n]*)", re.MULTILINE)
+ANSWER_LINE = re.compile(r"\banswer\b[ \t*_]{0,4}(?:is\b|:|=)([^\n]*)", re.IGNORECASE)
+OR = re.compile(r"\bor\b|\beither\b", re.IGNORECASE)
+MAX_JOIN = 60
+"""Characters between two boxes beyond which an "or" no longer joins them."""
+
+
+def visible_text(text: str) -> str:
+    """`text` without its reasoning: closed `<think>` blocks, what stands before a lone `</think>` (the chat template
+    opened it in the prompt), and what follows an unclosed `<think>`."""
+    visible, thinking = [], False
+    for piece in THINK_TAG.split(text):
+        tag = piece.lower()
+        if tag == "<think>":
+            thinking = True
+        elif tag == "</think>":
+            if not thinking:
+                visible.clear()
+            thinking = False
+        elif not thinking:
+            visible.append(piece)
+    return " ".join(visible)
+
+
+def last_answer_tag(text: str) -> str | None:
+    """Content of the last closed `<answer>` outside `<think>`, stripped; None without one."""
+    text = visible_text(text)
+    return _last_of_spans([(m.start(), m.end(), m.group(1)) for m in ANSWER_TAG.finditer(text)], text)
+
+
+def extract_answer(text: str) -> str | None:
+    r"""The final answer of a completion, or None where it holds none.
+
+    Outside `<think>`, in this order: the last `\boxed{...}`, the last closed `<answer>`, the last `#### ...`, the last
+    line of the form `Answer: ...` / `the answer is ...`. None as well when the last box is empty or never closed
+    (a truncated text), and for a hedge: two different boxes (or tags) joined by "or".
+    """
+    text = visible_text(text)
+    boxes = _boxes(text)
+    if boxes is None or boxes:
+        return _last_of_spans(boxes or [], text)
+    if ANSWER_TAG.search(text):
+        return last_answer_tag(text)
+    if hashes := HASHES.findall(text):
+        return hashes[-1].strip() or None
+    lines = ANSWER_LINE.findall(text)
+    return _plain(lines[-1]) if lines else None
+
+
+def _boxes(text: str) -> list[tuple[int, int, str]] | None:
+    """Start, end and content of every outermost box, in order; None when the last one is never closed."""
+    boxes, position = [], 0
+    while match := BOX.search(text, position):
+        end = _closing_brace(text, match.end())
+        if end is None:
+            return None
+        boxes.append((match.start(), end + 1, _unboxed(text[match.end():end].strip())))
+        position = end + 1
+    return boxes
+
+
+def _unboxed(text: str) -> str:
+    r"""`text` without a box around all of it (`\boxed{\boxed{9}}`)."""
+    for _ in range(4):
+        match = BOX.match(text)
+        if match and _closing_brace(text, match.end()) == len(text) - 1:
+            text = text[match.end():-1].strip()
+    return text
+
+
+def _closing_brace(text: str, start: int) -> int | None:
+    """Index of the brace that closes the one before `start`; escaped braces do not count."""
+    depth, position = 1, start
+    while position < len(text):
+        character = text[position]
+        if character == "\\":
+            position += 1
+        elif character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return position
+        position += 1
+    return None
+
+
+def _last_of_spans(spans: list[tuple[int, int, str]], text: str) -> str | None:
+    """Content of the last span; None when it is empty, or joined by "or" to a different one."""
+    if not spans:
+        return None
+    start, _, content = spans[-1]
+    if len(spans) > 1:
+        _, previous_end, previous = spans[-2]
+        between = text[previous_end:start]
+        if previous.strip() != content.strip() and len(between) <= MAX_JOIN and OR.search(between):
+            return None
+    return content.strip() or None
+
+
+def _plain(line: str) -> str | None:
+    """An answer line without Markdown emphasis and its sentence's end."""
+    sentence = re.split(r"(?<=[^\s.])\.(?:\s|$)", line.replace("**", "").replace("__", ""), maxsplit=1)[0]
+    return sentence.lstrip(" \t:=*_").strip().rstrip("*_").strip() or None
