@@ -104,10 +104,11 @@ class WorkerPool:
             if worker is None:
                 worker = _Worker(self.limit_s, self.preload)
             reply = worker.ask(request, self.limit_s * WALL_FACTOR)
-            answered = worker.process.poll() is None
+            answered = reply["status"] != "died"
             return reply
         finally:
-            # A dead worker, and one whose conversation was broken off, makes room for a fresh one.
+            # A worker that lost its child, or whose conversation was broken off, makes room for a fresh one: its next
+            # reply might belong to an earlier request.
             if worker is not None and not answered:
                 worker.close()
             self._idle.put(worker if answered else None)

@@ -1,0 +1,34 @@
+import time
+
+import pytest
+
+from rewards import extract_answer
+
+
+@pytest.mark.parametrize("text, answer", [
+    (r"\boxed{4}", "4"), ("I do not know", None), (r"\boxed{137}", "137"), ("", None), (r"\boxed{}", None),
+    (r"first \boxed{5}, then \boxed{8}", "8"), (r"\boxed{615} and again \boxed{615}", "615"),
+    (r"\boxed{8} or \boxed{9}", None), (r"$\boxed{8}$, or possibly $\boxed{9}$", None),
+    (r"\boxed{8} or rather \boxed{8}", "8"),
+    (r"\boxed{7} or \boxed{8}. No, checking it all once more gives another value, which is \boxed{9}", "9"),
+    (r"\boxed{\frac{9}{16}", None), (r"\boxed{5} and then \boxed{\frac{9}{16}", None),
+    (r"\boxed{\boxed{\frac{9}{16}}}", r"\frac{9}{16}"), (r"\boxed{\{1, 2\}}", r"\{1, 2\}"), (r"\fbox{3}", "3"),
+    (r"<think>\boxed{3}</think> The answer is \boxed{4}", "4"), (r"<think>\boxed{3}</think> so", None),
+    (r"\boxed{3} hm</think> \boxed{4}", "4"), (r"\boxed{3}<think>or \boxed{5}?", "3"),
+    ("<answer>4*6</answer>", "4*6"), ("<answer>\n12\n</answer>\nDone.", "12"), ("<answer>12", None),
+    ("<answer>1</answer> then <answer>2</answer>", "2"), ("<answer>1</answer> or <answer>2</answer>", None),
+    ("<think><answer>1</answer></think> none", None), ("<answer>1 <answer>2</answer>", "2"),
+    ("work\n#### 1,234", "1,234"), ("Answer: **91**", "91"), ("**Answer:** 91", "91"), ("The answer is 42.", "42"),
+    ("The final answer is: $x = 3$.", "$x = 3$"), ("Answer = -5", "-5"), ("The answer is 3.5. Good.", "3.5"),
+    ("the answer eludes me", None),
+])
+def test_the_last_marked_answer_outside_the_reasoning_counts(text, answer):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize("piece", ["<think>", "</think>", "<answer>", r"\boxed{", r"\boxed{}", "answer is ", "#### ",
+                                   "answer ****", "answer:" + " " * 50, "{", "\\"])
+def test_extraction_takes_time_in_proportion_to_the_text(piece):
+    begin = time.monotonic()
+    extract_answer(piece * (300_000 // len(piece)))
+    assert time.monotonic() - begin < 10
