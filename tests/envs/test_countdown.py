@@ -65,8 +65,8 @@ def test_a_malformed_call_gets_a_short_error_and_the_episode_goes_on(env, call):
 
 
 @pytest.mark.parametrize("action", ["", "   ", "look " * 2000, "open door then go north", "go\nnorth", "🚪",
-                                    "e\u0301\u0302", "\x00", "\ud800", "search[", "click[a] click[b]", "<tool>3*8", "3*8+1",
-                                    "</answer>", "<think><tool>3*8</tool></think>", "<tool>3*8</answer>"])
+                                    "e\u0301\u0302", "\x00", "\ud800", "search[", "click[a] click[b]", "<tool>3*8",
+                                    "3*8+1", "</answer>", "<think><tool>3*8</tool></think>", "<tool>3*8</answer>"])
 def test_odd_text_is_an_invalid_turn_and_no_exception(env, action):
     start(env)
     observation, reward, terminated, truncated, info = env.step(action)
