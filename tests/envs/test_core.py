@@ -1,0 +1,140 @@
+"""What every text environment gets from its base class, and `envs.make`."""
+
+import gymnasium
+import pytest
+
+import envs
+from envs import LazyTasks, Outcome, SingleTurnEnv, Task, TextEnv
+
+
+class Count(TextEnv):
+    """Say +1 until three."""
+
+    max_turns = 3
+
+    def tasks(self, split):
+        return [Task(key=f"task {i}", data={"goal": 3}) for i in range(5)]
+
+    def _reset(self, task, rng):
+        self.count = 0
+        return "0"
+
+    def _step(self, action):
+        self.count += action == "+1"
+        success = self.count == self.task.data["goal"]
+        return Outcome(observation=str(self.count), reward=float(success), terminated=success, success=success,
+                       valid=action == "+1")
+
+
+@pytest.fixture
+def env():
+    env = Count()
+    env.reset(seed=0)
+    return env
+
+
+def test_the_last_allowed_turn_is_applied_and_can_solve(env):
+    steps = [env.step("+1") for _ in range(3)]
+    # The third step reports the count 3, not the next episode's 0; solved in time, it is not truncated.
+    assert [step[:4] for step in steps] == [("1", 0, False, False), ("2", 0, False, False), ("3", 1, True, False)]
+    assert steps[-1][4]["success"]
+
+
+def test_the_turn_limit_is_neither_success_nor_termination(env):
+    steps = [env.step(action) for action in ("+1", "-1", "+1")]
+    assert steps[-1][:4] == ("2", 0, False, True)
+    assert steps[-1][4]["success"] is False and steps[-1][4]["turn"] == 3
+
+
+def test_a_step_outside_an_episode_needs_a_reset(env):
+    with pytest.raises(gymnasium.error.ResetNeeded, match="reset"):
+        Count().step("+1")
+    for _ in range(3):
+        env.step("+1")
+    with pytest.raises(gymnasium.error.ResetNeeded, match="reset"):
+        env.step("+1")
+
+
+def test_only_text_is_an_action(env):
+    with pytest.raises(TypeError, match="int"):
+        env.step(1)
+
+
+def test_restore_returns_to_the_snapshot_and_leaves_it_as_it_was(env):
+    env.step("+1")
+    here, key = env.snapshot(), env.state_key()
+    for _ in range(2):
+        assert env.step("+1")[0] == "2"
+        assert env.state_key() != key
+        env.restore(here)
+        assert env.state_key() == key
+
+
+def test_state_keys_tell_apart_what_was_done(env):
+    keys = set()
+    for actions in ([], ["a"], ["a\nb"], ["a", "b"], ["\ud800"], ["a", ""]):
+        env.reset(options={"task": env.task})
+        for action in actions:
+            env.step(action)
+        keys.add(env.state_key())
+    assert len(keys) == 6
+
+
+def test_a_group_of_environments_plays_the_task_it_is_given():
+    tasks = Count().tasks("train")
+    assert [Count().reset(options={"task": tasks[2]})[1]["task_key"] for _ in range(4)] == ["task 2"] * 4
+    env = Count()
+    assert [env.reset(options={"task": task})[1]["task_key"] for task in tasks] == [task.key for task in tasks]
+
+
+def test_lazy_tasks_are_made_when_asked_for():
+    made = []
+    tasks = LazyTasks(10**9, lambda i: made.append(i) or Task(key=str(i)))
+    assert [tasks[5].key, tasks[-1].key, tasks[2:4][1].key] == ["5", "999999999", "3"]
+    assert made == [5, 999_999_999, 2, 3]
+    with pytest.raises(IndexError):
+        tasks[10**9]
+
+
+def test_a_single_turn_environment_scores_one_answer():
+    class Quiz(SingleTurnEnv):
+        def tasks(self, split):
+            return [Task(key="q", data={"question": "1+1?"})]
+
+        def score(self, task, answer):
+            return {"2": 1.0, "two-ish": 0.5, "?": None, "broken": 2.0}.get(answer, 0.0)
+    env = Quiz()
+    found = {}
+    for answer in ("2", "two-ish", "?", "3"):
+        assert env.reset(seed=0)[0] == "1+1?"
+        _, reward, terminated, truncated, info = env.step(answer)
+        assert terminated and not truncated
+        found[answer] = (reward, info["success"], info["score"], info["scorable"])
+    assert found == {"2": (1, True, 1, True), "two-ish": (0.5, False, 0.5, True), "?": (0, False, 0, False),
+                     "3": (0, False, 0, True)}
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="q"):
+        env.step("broken")
+
+
+def test_make_names_the_nearest_id():
+    with pytest.raises(gymnasium.error.NameNotFound, match="Countdown"):
+        envs.make("turngym/Countdwn-v0")
+    with pytest.raises(gymnasium.error.NamespaceNotFound, match="turngym"):
+        envs.make("turngim/Countdown-v0")
+    with pytest.raises(gymnasium.error.VersionNotFound, match="v0"):
+        envs.make("turngym/Countdown-v9")
+
+
+def test_make_takes_text_environments_only():
+    with pytest.raises(TypeError, match=r"CartPole-v1.*TextEnv"):
+        envs.make("CartPole-v1")
+
+
+def test_make_passes_options_and_knows_its_id():
+    env = envs.make("turngym/Countdown-v0", tool_rounds=2)
+    assert (env.max_turns, env.env_id) == (3, "turngym/Countdown-v0")
+    env.reset(seed=0)
+    assert env.task.env_id == "turngym/Countdown-v0"
+    with pytest.raises(TypeError, match="rounds"):
+        envs.make("turngym/Countdown-v0", rounds=2)
