@@ -4,7 +4,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,9 +77,16 @@ def random_responses(env: TextEnv, seed: int) -> Iterator[str]:
         yield env.random_action(rng)
 
 
-def random_actions(case: Case, position: int) -> list[str]:
-    """The actions of a random episode of the case's task at `position`."""
-    return respond(case.env, case.tasks[position], random_responses(case.env, position))[0]
+def sample_actions(case: Case, position: int) -> list[str]:
+    """The actions of an episode of the case's task at `position`: every second one follows the gold plan, if any."""
+    env, task = case.env, case.tasks[position]
+    responses = random_responses(env, position)
+    if position % 2:
+        env.reset(options={"task": task})
+        # no gold plan: stay with the random agent
+        with suppress(LookupError):
+            responses = iter(env.gold(np.random.default_rng(position)))
+    return respond(env, task, responses)[0]
 
 
 def compare(before: list[str], after: list[str], where: str) -> None:

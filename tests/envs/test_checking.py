@@ -68,11 +68,8 @@ def test_what_does_not_apply_is_skipped_and_says_why():
     class Bare(Walk):
         sizes = {"train": range(2, 6)}  # noqa: RUF012
         admissible_actions, gold = TextEnv.admissible_actions, TextEnv.gold
-
-        def random_action(self, rng):
-            return f"<action>{rng.choice(['up', 'down'])}</action>"
     found = results(Bare())
-    for name in ("admissible actions", "gold plan", "splits disjoint", "other processes"):
+    for name in ("admissible actions", "gold plan", "splits disjoint", "other processes", "parse", "random agent"):
         assert found[name].skipped and found[name].ok and found[name].detail
 
 
