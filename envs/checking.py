@@ -29,15 +29,20 @@ class CheckResult:
 def check_text_env(env_or_id: TextEnv | str, *, episodes: int = 20, **make_kwargs: Any) -> list[CheckResult]:
     """Check an environment, given by its id (with the options of its constructor) or as an instance.
 
-    `episodes` is the number of tasks that the gold, random and empty agents play. Prefer the id: other processes and
-    the environment's own pickling are then checked on fresh environments. Raises Gymnasium's error for an unknown id.
+    `episodes` is the number of tasks that the gold, random and empty agents play. An instance that was not made by
+    `envs.make` is copied where several are needed, and cannot be checked in other processes. Raises Gymnasium's error
+    for an unknown id.
     """
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, got {episodes}")
+    if not isinstance(env_or_id, str) and make_kwargs:
+        raise TypeError(f"options {sorted(make_kwargs)} need an id, not an instance")
+    if not isinstance(env_or_id, str):
+        env_or_id = env_or_id.unwrapped
+        if env_or_id.env_id:
+            env_or_id, make_kwargs = env_or_id.env_id, env_or_id.spec.kwargs
     if isinstance(env_or_id, str):
         new, env_id = partial(make, env_or_id, **make_kwargs), env_or_id
-    elif make_kwargs:
-        raise TypeError(f"options {sorted(make_kwargs)} need an id, not an instance")
     else:
         new, env_id = partial(copy.deepcopy, env_or_id), ""
     env = new()

@@ -377,6 +377,16 @@ def test_an_environment_of_ones_own_passes():
 
 
 @pytest.mark.usefixtures("own_file")
+def test_an_instance_made_by_its_id_is_checked_in_other_processes_too():
+    for env, skipped in ((envs.make("my_env:me/Guess-v0", max_turns=7), False),
+                         (gymnasium.make("my_env:me/Guess-v0"), True)):
+        found = results(env, episodes=3)
+        assert all(result.ok for result in found.values()) and found["other processes"].skipped == skipped
+    with pytest.raises(TypeError, match="max_turns"):
+        results(envs.make("my_env:me/Guess-v0"), max_turns=7)
+
+
+@pytest.mark.usefixtures("own_file")
 def test_the_order_of_a_set_is_found_by_another_process():
     found = results("my_other_env:me/Other-v0")
     assert not found["other processes"].ok and found["determinism"].ok
