@@ -10,3 +10,7 @@ __all__ = ["ActionSpan", "CheckResult", "LazyTasks", "Outcome", "SingleTurnEnv",
 
 gymnasium.register("turngym/Countdown-v0", entry_point="envs.countdown:Countdown", disable_env_checker=True,
                    order_enforce=False)
+gymnasium.register("turngym/ReasoningGym-v0", entry_point="envs.reasoning:ReasoningGym", disable_env_checker=True,
+                   order_enforce=False)
+gymnasium.register("turngym/Math-v0", entry_point="envs.mathematics:Math", disable_env_checker=True,
+                   order_enforce=False)

@@ -29,11 +29,11 @@ def verify_math_batch(*, golds: Sequence[str], answers: Sequence[str]) -> list[b
     """`verify_math` for every pair, in order: as many results as pairs. Raises ValueError for unequal lengths."""
     if isinstance(golds, str) or isinstance(answers, str) or len(golds) != len(answers):
         raise ValueError(f"golds and answers must be two lists of one length, got {len(golds)} and {len(answers)}")
-    pairs = [{"gold": _gold_text(gold), "answer": _answer_text(answer)} for gold, answer in zip(golds, answers)]
+    pairs = [{"gold": gold_answer(gold), "answer": _answer_text(answer)} for gold, answer in zip(golds, answers)]
     verdicts = [_decide(**pair) for pair in pairs]
     undecided = [index for index, verdict in enumerate(verdicts) if verdict is None]
     if undecided:
-        results = shared_pool().map("rewards.symbolic:equal", [pairs[index] for index in undecided])
+        results = shared_pool("rewards.symbolic").map("rewards.symbolic:equal", [pairs[index] for index in undecided])
         for index, result in zip(undecided, results):
             verdicts[index] = result is True
     return verdicts
@@ -53,7 +53,8 @@ def _undecided(gold: str, answer: str) -> bool:
     raise _Undecided
 
 
-def _gold_text(gold: str) -> str:
+def gold_answer(gold: str) -> str:
+    """The bare answer of a gold: the text itself, or what a worked solution marks. Raises ValueError without one."""
     if not isinstance(gold, str) or not gold.strip():
         raise ValueError(f"gold must be a text with an answer, got {gold!r}")
     if not MARKED.search(gold):

@@ -9,6 +9,7 @@ vector environments, data loaders) may not start them.
 """
 
 import atexit
+import functools
 import importlib
 import json
 import os
@@ -18,8 +19,8 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import traceback
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ ITEMS_PER_CHILD = 500
 """Requests after which a child is replaced, so that the libraries' caches cannot fill its memory."""
 USED_UP = 3
 """Exit status of a child that has served that many."""
+WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+"""The hash seed makes results that hang on the order of a set the same in every worker, on every machine."""
 START_LIMIT_S = 120.0
 WALL_FACTOR = 60.0
 """Seconds of real time per second of CPU limit before a silent worker counts as broken, not as slow."""
@@ -51,19 +54,20 @@ class WorkerPool:
         if workers < 1 or limit_s <= 0:
             raise ValueError(f"workers must be at least 1 and limit_s above 0, got {workers} and {limit_s}")
         self.workers, self.limit_s, self.preload = workers, limit_s, preload
-        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
-        for _ in range(workers):
-            self._idle.put(None)
+        self.forget_workers()
+        _pools.add(self)
 
-    def call(self, function: str, **arguments: Any) -> Any:
-        """The function's result (JSON values). Waits for a free worker; the limit runs from when the work starts.
+    def call(self, function: str, *, limit_s: float | None = None, **arguments: Any) -> Any:
+        """The function's result (JSON values). Waits for a free worker; the limit runs from when the work starts, and
+        is the pool's own unless `limit_s` is given.
 
         Raises TimeLimit where the item exceeded its limits, PoolError where the pool is broken, and RuntimeError with
         the worker's traceback where the function raised.
         """
-        request = json.dumps({"function": function, "arguments": arguments}).encode() + b"\n"
+        limit_s = limit_s or self.limit_s
+        request = json.dumps({"function": function, "arguments": arguments, "limit_s": limit_s}).encode() + b"\n"
         for _ in range(2):
-            reply = self._exchange(request)
+            reply = self._exchange(request, limit_s * WALL_FACTOR)
             if reply["status"] != "died":
                 break
         match reply["status"]:
@@ -97,13 +101,19 @@ class WorkerPool:
                 worker.close()
             self._idle.put(None)
 
-    def _exchange(self, request: bytes) -> dict[str, Any]:
+    def forget_workers(self) -> None:
+        """Start over without any process: what a pool is in a forked child, whose parent owns the workers."""
+        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        for _ in range(self.workers):
+            self._idle.put(None)
+
+    def _exchange(self, request: bytes, patience_s: float) -> dict[str, Any]:
         worker = self._idle.get()
         answered = False
         try:
             if worker is None:
-                worker = _Worker(self.limit_s, self.preload)
-            reply = worker.ask(request, self.limit_s * WALL_FACTOR)
+                worker = _Worker(self.preload)
+            reply = worker.ask(request, patience_s)
             answered = reply["status"] != "died"
             return reply
         finally:
@@ -117,12 +127,12 @@ class WorkerPool:
 class _Worker:
     """The near end of one worker process."""
 
-    def __init__(self, limit_s: float, preload: tuple[str, ...]):
+    def __init__(self, preload: tuple[str, ...]):
         code = (f"import sys; sys.path.insert(0, {str(ROOT)!r}); from rewards.pool import serve; "
-                f"serve({limit_s}, {preload})")
+                f"serve({preload})")
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-            start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            start_new_session=True, env={**os.environ, **WORKER_ENVIRONMENT})
         _open_workers.add(self)
         self._buffer = b""
         try:
@@ -176,18 +186,13 @@ class _Worker:
 
 
 _open_workers: set[_Worker] = set()
-_lock = threading.Lock()
-_shared: WorkerPool | None = None
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
-def shared_pool() -> WorkerPool:
-    """This process's pool for verification, made when it is first asked for."""
-    global _shared
-    with _lock:
-        if _shared is None:
-            _shared = WorkerPool(workers=max(1, min(4, os.cpu_count() or 1)), limit_s=1.0,
-                                 preload=("rewards.symbolic",))
-        return _shared
+@functools.cache
+def shared_pool(*preload: str, limit_s: float = 1.0) -> WorkerPool:
+    """This process's pool whose workers have imported `preload`, made when it is first asked for."""
+    return WorkerPool(workers=max(1, min(4, os.cpu_count() or 1)), limit_s=limit_s, preload=preload)
 
 
 @atexit.register
@@ -197,12 +202,11 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
-    """A forked process starts without a pool; its parent's workers are not its own."""
-    global _shared, _lock
     for worker in _open_workers:
         worker.forget()
     _open_workers.clear()
-    _shared, _lock = None, threading.Lock()
+    for pool in _pools:
+        pool.forget_workers()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -211,7 +215,7 @@ os.register_at_fork(after_in_child=_after_fork)
 # The far end: what runs in the worker process.
 
 
-def serve(limit_s: float, preload: tuple[str, ...]) -> None:
+def serve(preload: tuple[str, ...]) -> None:
     """Answer requests from stdin on stdout until stdin is closed. Each child serves until it dies or is used up."""
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
@@ -228,7 +232,7 @@ def serve(limit_s: float, preload: tuple[str, ...]) -> None:
     while True:
         child = os.fork()
         if child == 0:
-            _serve_requests(limit_s, requests, replies)
+            _serve_requests(requests, replies)
         _, status = os.waitpid(child, 0)
         if os.WIFEXITED(status):
             if os.WEXITSTATUS(status) == 0:
@@ -239,7 +243,7 @@ def serve(limit_s: float, preload: tuple[str, ...]) -> None:
         _write(replies, {"status": "time limit" if timed_out else "died"})
 
 
-def _serve_requests(limit_s: float, requests: int, replies: int) -> None:
+def _serve_requests(requests: int, replies: int) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     for _ in range(ITEMS_PER_CHILD):
         line = _read_line(requests)
@@ -247,7 +251,7 @@ def _serve_requests(limit_s: float, requests: int, replies: int) -> None:
             os._exit(0)
         request = json.loads(line)
         module, _, name = request["function"].partition(":")
-        signal.setitimer(signal.ITIMER_PROF, limit_s)
+        signal.setitimer(signal.ITIMER_PROF, request["limit_s"])
         try:
             reply = {"status": "ok",
                      "result": getattr(importlib.import_module(module), name)(**request["arguments"])}

@@ -66,14 +66,19 @@ def _read(text: str) -> sympy.Basic | None:
 
 
 def _same_values(gold: sympy.Expr, answer: sympy.Expr, gold_text: str, answer_text: str) -> bool | None:
-    """Equality by values; None where too few points say anything."""
+    """Equality by values, a plain decimal to its own digits; None where too few points say anything."""
+    if gold.free_symbols | answer.free_symbols:
+        return values_agree(gold, answer)
+    gold_number, answer_number = _evaluate(gold), _evaluate(answer)
+    if gold_number is None or answer_number is None:
+        return None
+    return (_close(gold_number, answer_number) or _rounds_to(answer_number, gold_text, 1)
+            or _rounds_to(gold_number, answer_text, SURE_DIGITS))
+
+
+def values_agree(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
+    """Whether two expressions have equal values wherever `gold` is real; None where that is nowhere to be seen."""
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    if not symbols:
-        gold_number, answer_number = _evaluate(gold), _evaluate(answer)
-        if gold_number is None or answer_number is None:
-            return None
-        return (_close(gold_number, answer_number) or _rounds_to(answer_number, gold_text, 1)
-                or _rounds_to(gold_number, answer_text, SURE_DIGITS))
     judged = 0
     for start in range(len(POINTS)):
         point = {symbol: POINTS[(start + 3 * place) % len(POINTS)] + place for place, symbol in enumerate(symbols)}
