@@ -20,7 +20,7 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
 from rewards.countdown import score_countdown
-from rewards.formulas import FormulaError, is_antiderivative, same_polynomial
+from rewards.formulas import is_antiderivative, same_polynomial
 
 Entry = dict[str, Any]
 SPLIT_SEEDS = {"train": 0, "heldout": 1_500_000_000, "test": 3_000_000_000}
@@ -113,12 +113,9 @@ def gold(name: str, seed: int, size: int, config: str, index: int) -> str | None
 def score(name: str, seed: int, size: int, config: str, index: int, answer: str) -> float:
     """Grade of `answer`, 0 to 1. Whatever a scorer raises on the answer is a 0: the text made it fail."""
     entry = copy.deepcopy(_entry(name, seed, size, config, index))
-    if name in SAFE_SCORERS:
-        try:
-            return float(SAFE_SCORERS[name](answer.strip(), entry))
-        except FormulaError:
-            return 0.0
     try:
+        if name in SAFE_SCORERS:
+            return float(SAFE_SCORERS[name](answer.strip(), entry))
         credit = float(_dataset(name, seed, size, config).score_answer(answer, entry))
     except Exception:
         return 0.0

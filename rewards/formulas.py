@@ -4,6 +4,7 @@ Runs in a worker process only (`rewards.pool`): expanding or differentiating a h
 """
 
 import ast
+import math
 import operator
 
 import sympy
@@ -36,7 +37,7 @@ def read_formula(text: str) -> sympy.Expr:
 
 def _build(node: ast.expr) -> sympy.Expr:
     match node:
-        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool) and math.isfinite(value):
             return sympy.Rational(str(value))
         case ast.Name(id=name) if name in CONSTANTS:
             return CONSTANTS[name]

@@ -4,7 +4,8 @@ from rewards import contains_match, exact_match, f1_score
 
 
 @pytest.mark.parametrize("golds, answer, score", [
-    ("Beijing", "beijing.", 1.0), (["Lima", "The Beijing"], "Beijing", 1.0), ("Beijing", "I think that it is Beijing", 0.0),
+    ("Beijing", "beijing.", 1.0), (["Lima", "The Beijing"], "Beijing", 1.0),
+    ("Beijing", "I think that it is Beijing", 0.0),
     ("Beijing", "<answer>Beijing</answer>", 1.0), ("Beijing", "<answer>Beijing</answer> or <answer>Lima</answer>", 0.0),
     ("Beijing", "<answer>Beijing</answer>, no: <answer>Lima</answer>", 0.0), ("Beijing", "<answer>Beijing", 0.0),
     ("Beijing", "<think><answer>Beijing</answer></think> no idea", 0.0), ("Beijing", "<think>Beijing</think>", 0.0),
