@@ -21,6 +21,7 @@ class Status(StrEnum):
     """A turn hit its token limit, or the context is full."""
     ERROR_ENVIRONMENT = "error_environment"
     ERROR_ENGINE = "error_engine"
+    ERROR_AGENT = "error_agent"
     ERROR_TIMEOUT = "error_timeout"
 
     @property

@@ -1,0 +1,143 @@
+"""From a conversation to token ids, by appending: what was sampled stays as it was sampled.
+
+The model's own chat template says what stands between a response and the next one. Where it would rewrite what came
+before (thinking dropped from earlier turns, say), the next prompt is rendered anew and the break is counted; the training
+rows then split there by themselves, since a row goes on only where a prompt extends what the last one became.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, str]
+
+_RESPONSE = "<think>α</think> ω"
+_OBSERVATION = " ψ "
+
+
+class ChatTemplate:
+    """Renders conversations with a tokenizer's chat template; plain text, line by line, where it has none."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+        self.plain = not tokenizer.chat_template
+        self._folds_system = not self.plain and not self._knows_system_role()
+        self._encode_cached = lru_cache(maxsize=65536)(self._encode)
+        self._between = None if self.plain else self._fixed_text_between_turns()
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The text whose continuation is the next response."""
+        if self.plain:
+            return "".join(message["content"] + "\n" for message in messages)
+        messages = list(messages)
+        if self._folds_system and messages[0]["role"] == "system":
+            first = messages[0]["content"] + "\n\n" + messages[1]["content"]
+            messages = [{"role": "user", "content": first}, *messages[2:]]
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    def opening(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of the first prompt, with exactly one beginning-of-text token where the tokenizer wants one."""
+        ids = self._encode(self.render(messages))
+        bos = self.tokenizer.bos_token_id
+        if self.plain and bos is not None and ids[:1] != [bos] \
+                and self.tokenizer("a").input_ids[:1] == [bos]:
+            ids = [bos, *ids]
+        return ids
+
+    def extension(self, messages: Sequence[Message], before: str, response: str, observation: str) -> str | None:
+        """The text between a response and the next one; None where the template rewrites what came before.
+
+        `messages` end with the response and the observation, `before` is the rendered text up to the response.
+        """
+        if self.plain:
+            return "\n" + observation + "\n"
+        if self._between is not None:
+            head, tail, strip = self._between
+            return head + (observation.strip() if strip else observation) + tail
+        text = self.render(messages)
+        for kept in (response, response.strip(), response.lstrip(), response.rstrip()):
+            if text.startswith(before + kept):
+                return text[len(before + kept):]
+        return None
+
+    def extension_ids(self, text: str, last_id: int | None) -> list[int]:
+        """Ids of a between-turns text, without the end token that the response already ends with."""
+        ids = list(self._encode_cached(text))
+        return ids[1:] if ids and ids[0] == last_id else ids
+
+    def response_ids(self, text: str) -> np.ndarray:
+        """Ids of a response as a model would write it, end token included. # int64 [response_length]"""
+        return np.array([*self._encode(text), self.tokenizer.eos_token_id], dtype=np.int64)
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False).input_ids
+
+    def _knows_system_role(self) -> bool:
+        probe = [{"role": "system", "content": "σ"}, {"role": "user", "content": "υ"}]
+        try:
+            return "σ" in self.tokenizer.apply_chat_template(probe, tokenize=False)
+        except TemplateError:  # what templates raise on a role they refuse
+            return False
+
+    def _fixed_text_between_turns(self) -> tuple[str, str, bool] | None:
+        """(text before, text after, whether it strips) of every observation, if the template treats all turns alike and
+        keeps thinking; probed on a conversation of three turns."""
+        messages: list[Message] = [{"role": "system", "content": "σ"}, {"role": "user", "content": "υ"}]
+        text, betweens = self.render(messages), []
+        for _ in range(2):
+            messages += [{"role": "assistant", "content": _RESPONSE}, {"role": "user", "content": _OBSERVATION}]
+            before, text = text + _RESPONSE, self.render(messages)
+            if not text.startswith(before):
+                return None
+            betweens.append(text[len(before):])
+        strip = _OBSERVATION not in betweens[0]
+        parts = betweens[0].split(_OBSERVATION.strip() if strip else _OBSERVATION)
+        if betweens[0] != betweens[1] or len(parts) != 2:
+            return None
+        return parts[0], parts[1], strip
+
+
+class Context:
+    """The prompt of one episode, turn by turn.
+
+    Without a window the whole episode is one growing conversation; with one, each turn has a prompt of its own that
+    holds the first observation and the last `window` turns.
+    """
+
+    def __init__(self, template: ChatTemplate, system_prompt: str, observation: str, window: int | None = None):
+        self._template, self._window = template, window
+        self._opening: list[Message] = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        self._history: list[Message] = [{"role": "user", "content": observation}]
+        self.breaks = 0
+        """Turns at which the template rewrote the history."""
+        self._start()
+
+    @property
+    def prompt_ids(self) -> np.ndarray:
+        """What the engine reads next. # int64 [prompt_length]"""
+        return np.array(self._ids, dtype=np.int64)
+
+    def add(self, response_ids: np.ndarray, response: str, observation: str) -> None:
+        """Take in a response, as sampled and as text, and what the environment answered."""
+        self._history += [{"role": "assistant", "content": response}, {"role": "user", "content": observation}]
+        if self._window is not None:
+            self._history = [self._history[0], *self._history[1:][-2 * self._window:]]
+            self._start()
+            return
+        before = self._text + response
+        between = self._template.extension(self._opening + self._history, self._text, response, observation)
+        if between is None:
+            self.breaks += 1
+            self._start()
+            return
+        self._text = before + between
+        self._ids += response_ids.tolist()
+        self._ids += self._template.extension_ids(between, int(response_ids[-1]) if len(response_ids) else None)
+
+    def _start(self) -> None:
+        messages = self._opening + self._history
+        self._text = self._template.render(messages)
+        self._ids = self._template.opening(messages)

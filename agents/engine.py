@@ -1,0 +1,54 @@
+"""What an engine is: token ids in, token ids and their log-probabilities out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """One response to sample."""
+
+    prompt_ids: np.ndarray
+    """What the model reads. # int64 [prompt_length]"""
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 is greedy; log-probabilities are then those at temperature 1."""
+    seed: int = 0
+    """Two requests with equal prompts and seeds get equal responses, whatever is generated beside them."""
+    stop: tuple[str, ...] = ()
+    """Texts at which generation ends; they stay in the response."""
+    episode: str = ""
+    """Requests of one episode share a prefix that an engine may keep."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Completion:
+    """What an engine sampled for a request."""
+
+    response_ids: np.ndarray
+    """End token included where one was sampled. # int64 [response_length]"""
+    logprobs: np.ndarray
+    """Log-probabilities of the sampled ids under the distribution that they were drawn from.
+    # float32 [response_length]"""
+    finish_reason: str
+    """`stop` or `length`."""
+    weight_version: int
+
+
+class Engine(Protocol):
+    """Generates for many episodes at once. `generate` may be awaited by any number of episodes together."""
+
+    weight_version: int
+
+    async def generate(self, request: Request) -> Completion:
+        """Sample one response. A prompt that leaves no room gives an empty response with reason `length`."""
+
+    def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Use these weights from the next request on; everything cached under older ones is dropped."""
+
+    def score(self, sequences: Sequence[np.ndarray], temperature: float = 1.0) -> list[np.ndarray]:
+        """Log-probability of each id of each sequence given those before it; the first is 0. # float32 [length] each"""

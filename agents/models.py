@@ -1,0 +1,83 @@
+"""Loading a policy: any causal language model that transformers loads (hub name, folder, GGUF file), and its tokenizer."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+
+class ModelError(ValueError):
+    """A model cannot be loaded; the message says what was tried and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """A model with its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def max_context(self) -> int:
+        """Positions that the model can read."""
+        return int(getattr(self.model.config, "max_position_embeddings", None) or 1_000_000)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Every token id that ends a response: the tokenizer's and all that the generation config names."""
+        ids = self.model.generation_config.eos_token_id
+        ids = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+        return frozenset(int(i) for i in [*ids, self.tokenizer.eos_token_id] if i is not None)
+
+    def save(self, folder: str | Path) -> None:
+        """Write model and tokenizer in transformers' format."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def load_policy(path: str, *, dtype: str = "float32", device: str | None = None) -> Policy:
+    """The causal language model at `path`: a hub name, a folder, or a GGUF file.
+
+    Dropout is switched off, so that sampling, scoring and training see one and the same policy. Raises ModelError.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    name, options = path, {}
+    if path.endswith(".gguf"):
+        name, options = str(Path(path).parent), {"gguf_file": Path(path).name}
+        if not Path(path).is_file():
+            raise ModelError(f"no GGUF file {path}")
+    elif path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
+        raise ModelError(f"no model folder {path}")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype), **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"cannot load the model {path!r}: {error}\nGive a folder in transformers' format, a .gguf "
+                         "file, or the name of a model on the hub that this machine can reach") from error
+    if options:
+        _forget_quantisation(model)
+    return Policy(prepare(model).to(device), tokenizer)
+
+
+def prepare(model: PreTrainedModel) -> PreTrainedModel:
+    """`model` with dropout off and in evaluation mode."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    return model.eval()
+
+
+def _forget_quantisation(model: PreTrainedModel) -> None:
+    # The weights of a GGUF file are de-quantised at loading, yet the model still says that it cannot be saved.
+    model.hf_quantizer = None
+    model.is_quantized = False
+    for owner, name in ((model, "quantization_method"), (model.config, "quantization_config")):
+        if hasattr(owner, name):
+            delattr(owner, name)

@@ -1,0 +1,195 @@
+"""Running many episodes: asynchronously, with deadlines, retries and nothing that turns an error into a reward.
+
+An episode never waits for another; each has an environment of its own from a pool that is reused. An episode that fails
+is retried within its budget; when that is spent its whole group is dropped and counted, with the first traceback.
+"""
+
+import asyncio
+import hashlib
+import time
+import traceback
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agents.agent import Agent, Response
+from agents.trajectory import Group, Status, Trajectory, Turn
+from envs.core import ActionSpan, Task, TextEnv
+
+
+class RolloutError(RuntimeError):
+    """No group of a rollout survived; the message holds the first traceback."""
+
+
+@dataclass
+class RolloutReport:
+    """What a rollout cost and lost."""
+
+    episodes: int = 0
+    """Episodes of the groups that were kept."""
+    turns: int = 0
+    sampled_tokens: int = 0
+    """Tokens of kept episodes."""
+    seconds: float = 0.0
+    environment_seconds: float = 0.0
+    """Time inside `reset` and `step`, summed over episodes."""
+    retries: int = 0
+    dropped_groups: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+    """Failed episodes (final tries) by status and exception type."""
+    first_traceback: str = ""
+
+
+class _EpisodeError(Exception):
+    """An episode failed; `status` says where."""
+
+    def __init__(self, status: Status, cause: BaseException):
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.status, self.cause = status, cause
+
+    @property
+    def name(self) -> str:
+        return f"{self.status}:{type(self.cause).__name__}"
+
+
+def _as_episode_error(error: Exception) -> _EpisodeError:
+    if isinstance(error, _EpisodeError):
+        return error
+    return _EpisodeError(Status.ERROR_TIMEOUT if isinstance(error, TimeoutError) else Status.ERROR_AGENT, error)
+
+
+class Rollout:
+    """Runs groups of episodes of one environment with one agent."""
+
+    def __init__(self, make_env: Callable[[], TextEnv], *, concurrency: int = 256, retries: int = 2,
+                 episode_seconds: float = 600.0):
+        """`concurrency`: episodes under way at once. `episode_seconds`: deadline of one try of an episode."""
+        self._make_env = make_env
+        self._concurrency, self._retries, self._episode_seconds = concurrency, retries, episode_seconds
+        self._idle: list[TextEnv] = []
+
+    def close(self) -> None:
+        """Close the pool's environments."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def run(self, agent: Agent, tasks: Sequence[Task], group_size: int, seed: int,
+            on_episode: Callable[[Trajectory], None] | None = None) -> tuple[list[Group], RolloutReport]:
+        """Play every task `group_size` times. Groups come back whole, in the order of the tasks.
+
+        `seed` and the task's key decide each episode's randomness. Raises RolloutError where no group survives.
+        """
+        return asyncio.run(self._run(agent, tasks, group_size, seed, on_episode or (lambda trajectory: None)))
+
+    async def _run(self, agent, tasks, group_size, seed, on_episode):
+        report, started = RolloutReport(), time.perf_counter()
+        gate = asyncio.Semaphore(self._concurrency)
+        results: list[list[Trajectory | None]] = [[None] * group_size for _ in tasks]
+
+        async def member(place: int, index: int) -> None:
+            async with gate:
+                episode_seed = derive_seed(seed, tasks[place].key, place, index)
+                results[place][index] = await self._with_retries(agent, tasks[place], episode_seed, report)
+            if results[place][index] is not None:
+                on_episode(results[place][index])
+
+        async with asyncio.TaskGroup() as running:
+            for place in range(len(tasks)):
+                for index in range(group_size):
+                    running.create_task(member(place, index))
+        groups = [Group(task=task, trajectories=tuple(members))
+                  for task, members in zip(tasks, results) if all(members)]
+        report.dropped_groups = len(tasks) - len(groups)
+        if tasks and not groups:
+            raise RolloutError(f"all {len(tasks)} groups failed ({report.errors}); the first failure was:\n"
+                               + report.first_traceback)
+        for trajectory in (t for group in groups for t in group.trajectories):
+            report.episodes += 1
+            report.turns += len(trajectory.turns)
+            report.sampled_tokens += trajectory.response_length
+        report.seconds = time.perf_counter() - started
+        return groups, report
+
+    async def _with_retries(self, agent: Agent, task: Task, seed: int, report: RolloutReport) -> Trajectory | None:
+        for attempt in range(self._retries + 1):
+            env = self._idle.pop() if self._idle else self._make_env()
+            try:
+                async with asyncio.timeout(self._episode_seconds):
+                    trajectory = await self._episode(agent, env, task, derive_seed(seed, attempt), report)
+                self._idle.append(env)
+                return trajectory
+            except Exception as error:  # whatever it is, it must not take the other episodes with it
+                failure = _as_episode_error(error)
+                env.close()  # its state is unknown: never reused
+            if attempt < self._retries:
+                report.retries += 1
+        report.errors[failure.name] = report.errors.get(failure.name, 0) + 1
+        if not report.first_traceback:
+            report.first_traceback = "".join(traceback.format_exception(failure.cause))
+        return None
+
+    async def _episode(self, agent: Agent, env: TextEnv, task: Task, seed: int, report: RolloutReport) -> Trajectory:
+        observation, info = await self._call(env, report, lambda: env.reset(options={"task": task}))
+        first_observation = observation
+        actor = agent.start(env, observation, seed)
+        turns: list[Turn] = []
+        terminated = truncated = cut = False
+        while not (terminated or truncated or cut):
+            state_key = env.state_key()
+            try:
+                response = await actor.act()
+            except Exception as error:
+                raise _EpisodeError(Status.ERROR_ENGINE, error) from error
+            cut = response.finish_reason == "length"
+            if cut and not len(response.response_ids):
+                break
+            span = env.parse(response.text)
+            observation, reward, terminated, truncated, info = await self._call(
+                env, report, lambda: env.step(span.text))  # noqa: B023 (called at once)
+            turns.append(_turn(agent, response, span, observation, reward, state_key, info))
+            actor.observe(response, observation)
+        return Trajectory(
+            task=task, turns=tuple(turns), reward=sum(t.reward for t in turns) if info["scorable"] else None,
+            status=Status.COMPLETED if terminated else Status.TRUNCATED_TURNS if truncated else Status.TRUNCATED_LENGTH,
+            success=info["success"], score=info["score"], context_breaks=actor.breaks,
+            first_observation=first_observation, system_prompt=env.system_prompt)
+
+    async def _call(self, env: TextEnv, report: RolloutReport, call: Callable):
+        started = time.perf_counter()
+        try:
+            return await asyncio.to_thread(call) if env.blocking else call()
+        except Exception as error:
+            raise _EpisodeError(Status.ERROR_ENVIRONMENT, error) from error
+        finally:
+            report.environment_seconds += time.perf_counter() - started
+
+
+def derive_seed(*parts: object) -> int:
+    """A seed below 2**62 that depends on all parts, the same on every machine."""
+    digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 2
+
+
+def _turn(agent: Agent, response: Response, span: ActionSpan, observation: str, reward: float, state_key: str,
+          info: dict) -> Turn:
+    template = getattr(agent, "template", None)
+    action_span = token_span(template.tokenizer, response.response_ids, span) if template else (0, 0)
+    return Turn(
+        prompt_ids=response.prompt_ids, response_ids=response.response_ids, logprobs=response.logprobs,
+        weight_version=response.weight_version, finish_reason=response.finish_reason, text=response.text,
+        action=span.text, action_span=action_span,
+        observation=observation, reward=reward, state_key=state_key, valid=info["valid"], info=info)
+
+
+def token_span(tokenizer, ids: np.ndarray, span: ActionSpan) -> tuple[int, int]:
+    """The tokens [first, last) of `ids` whose text covers the characters of `span`; (0, 0) where it is empty."""
+    if span.start == span.end:
+        return 0, 0
+
+    def length(tokens: int) -> int:
+        return len(tokenizer.decode(ids[:tokens]))
+
+    counts = range(len(ids) + 1)
+    return bisect_right(counts, span.start, key=length) - 1, min(bisect_left(counts, span.end, key=length), len(ids))

@@ -1,0 +1,62 @@
+"""Tiny policies: a few million parameters and a tokenizer trained on an environment's own text, for a laptop's CPU."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from agents.models import Policy, prepare
+from envs.core import TextEnv
+
+END, PAD = "<|end|>", "<|pad|>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+TAG = re.compile(r"</?[A-Za-z_]+>")
+SENTENCE = re.compile(r"\S[^.\n]*[.\n]?\s?")
+
+
+def make_tiny_policy(env: TextEnv, texts: Iterable[str], *, vocabulary: int = 512, hidden_size: int = 192,
+                     layers: int = 4, max_context: int = 1024, seed: int = 0) -> Policy:
+    """An untrained Llama whose tokenizer was trained on `texts` (what is said in `env`). The same arguments give the
+    same policy."""
+    tokenizer = train_tokenizer(texts, vocabulary, fixed=SENTENCE.findall(env.system_prompt))
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=hidden_size * 8 // 3 // 16 * 16,
+        num_hidden_layers=layers, num_attention_heads=max(1, hidden_size // 48), max_position_embeddings=max_context,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, attention_dropout=0.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    return Policy(prepare(model.float()), tokenizer)
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int, fixed: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with a chat template of one token per role.
+
+    Numbers are cut into chunks of two digits and punctuation into single characters, so that numbers and expressions
+    always look the same; an environment's tags, and each `fixed` text (the sentences of its rules), are one token each.
+    """
+    texts = list(texts)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(r"[0-9]{1,2}|\s(?=[0-9])|[^\w\s]"), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    known = sorted({tag for text in texts for tag in TAG.findall(text)}) + list(fixed)
+    tokenizer.train_from_iterator(
+        (TAG.sub(" ", text) for text in texts),
+        trainers.BpeTrainer(vocab_size=vocabulary - len(known), special_tokens=[PAD, END, *ROLES], show_progress=False,
+                            initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in known])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD,
+                                   clean_up_tokenization_spaces=False)
+    fast.chat_template = CHAT_TEMPLATE
+    return fast

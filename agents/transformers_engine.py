@@ -1,0 +1,299 @@
+"""The default engine: transformers in this process, on any machine, batching requests as they come.
+
+Each decoding step takes one token for every running request; finished ones leave at once and waiting ones join, so no
+token is spent on an episode that is over. The keys and values of an episode stay until its next turn, whose prompt is
+then read only from where it differs.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from agents.engine import Completion, Request
+from agents.models import ModelError, Policy
+from agents.scoring import check_head, head_logits, score_sequences
+from agents.slot_cache import SlotCache
+
+JOIN_SHARE = 8
+"""Waiting requests join when they are at least one in so many of the running ones: a prefill has a fixed cost."""
+
+WORTH_WAITING = 8
+"""Prompt tokens that a request must save to wait a round for them."""
+DONORS = 64
+"""Rows remembered as beginnings for others."""
+
+
+@dataclass(eq=False)
+class _Slot:
+    """One row of the cache: an episode's tokens, and its request while one is running."""
+
+    episode: str = ""
+    cached: list[int] = field(default_factory=list)
+    """The ids whose keys and values the row holds."""
+    request: Request | None = None
+    answer: asyncio.Future | None = None
+    response: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class TransformersEngine:
+    """Engine over a `Policy` that it may share with a learner (then `load` copies nothing)."""
+
+    def __init__(self, policy: Policy, *, slots: int = 256, max_context: int | None = None):
+        """`slots`: episodes held at once. `max_context`: prompt and response tokens, at most the model's own."""
+        self.policy = policy
+        self.weight_version = 0
+        self.max_context = min(max_context or policy.max_context, policy.max_context)
+        self.sampled_tokens = 0
+        self.prefilled_tokens = 0
+        self._check_layers()
+        check_head(policy.model)
+        self._slots = [_Slot() for _ in range(slots)]
+        self._cache = self._new_cache()
+        self._running = 0
+        self._donors: deque[_Slot] = deque(maxlen=DONORS)
+        self._waiting: deque[tuple[Request, asyncio.Future]] = deque()
+        self._loop: asyncio.Task | None = None
+        self._end_ids = policy.end_ids
+        self._stop_ids: dict[tuple[str, ...], frozenset[int]] = {}
+
+    async def generate(self, request: Request) -> Completion:
+        if len(request.prompt_ids) == 0:
+            raise ValueError("a request needs at least one prompt token")
+        if len(request.prompt_ids) >= self.max_context or request.max_new_tokens < 1:
+            return Completion(response_ids=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32),
+                              finish_reason="length", weight_version=self.weight_version)
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, answer))
+        if self._loop is None or self._loop.done():
+            self._loop = asyncio.create_task(self._run())
+        return await answer
+
+    def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        own = self.policy.model.state_dict()
+        if unknown := [name for name in weights if name not in own]:
+            raise ValueError(f"weights that the engine's model lacks: {', '.join(unknown[:3])}")
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                if tensor.data_ptr() != own[name].data_ptr():
+                    own[name].copy_(tensor)
+        self.weight_version = version
+        self._forget()
+
+    def score(self, sequences: Sequence[np.ndarray], temperature: float = 1.0) -> list[np.ndarray]:
+        return score_sequences(self.policy.model, sequences, temperature)
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting or self._running:
+                self._drop_cancelled()
+                if self._waiting and self._running < len(self._slots) \
+                        and len(self._waiting) * JOIN_SHARE >= self._running:
+                    self._join()
+                else:
+                    self._advance(0, self._running, [1] * self._running)
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._fail("cancelled")
+            raise
+        except Exception as error:
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _fail(self, reason: str) -> None:
+        # Every episode that waits hears of it through its own answer; the next request starts afresh.
+        waiting = [slot.answer for slot in self._slots[:self._running]] + [answer for _, answer in self._waiting]
+        for answer in waiting:
+            if not answer.done():
+                answer.set_exception(RuntimeError(f"the engine failed: {reason}"))
+        self._waiting.clear()
+        self._running = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        for slot in self._slots:
+            slot.episode, slot.cached, slot.request, slot.answer = "", [], None, None
+        self._donors.clear()
+
+    def _drop_cancelled(self) -> None:
+        self._waiting = deque(item for item in self._waiting if not item[1].done())
+        for index in reversed(range(self._running)):
+            if self._slots[index].answer.done():
+                self._retire(index)
+
+    def _join(self) -> None:
+        """Give waiting requests rows right behind the running ones and read their prompts.
+
+        A prompt that begins as one that was read before starts from a copy of those keys and values. Where it begins as
+        one that joins only now, it waits for the next round instead: a group's common prompt is read once.
+        """
+        first, later = self._running, []
+        while self._waiting and self._running < len(self._slots):
+            request, answer = self._waiting.popleft()
+            prompt = request.prompt_ids.tolist()
+            row = self._row_for(request.episode)
+            own = _common_prefix(self._slots[row].cached, prompt) if self._holds(row, request.episode) else 0
+            donor, shared = self._best_donor(prompt)
+            joining = max((_common_prefix(slot.request.prompt_ids.tolist(), prompt)
+                           for slot in self._slots[first:self._running]), default=0) if own < len(prompt) // 2 else 0
+            if joining > max(own, shared) + WORTH_WAITING:
+                later.append((request, answer))
+                continue
+            self._swap(row, self._running)
+            slot = self._slots[self._running]
+            if shared > own:
+                own = shared
+                self._cache.copy(self._slots.index(donor), self._running, shared)
+            slot.episode, slot.cached = request.episode, prompt[:min(own, len(prompt) - 1)]
+            slot.request, slot.answer, slot.response, slot.logprobs = request, answer, [], []
+            self._running += 1
+        self._waiting.extendleft(reversed(later))
+        joined = self._slots[first:self._running]
+        news = [len(slot.request.prompt_ids) - len(slot.cached) for slot in joined]
+        self.prefilled_tokens += sum(news)
+        self._donors.extend(slot for slot, new in zip(joined, news) if new > WORTH_WAITING)
+        self._advance(first, self._running, news)
+
+    def _best_donor(self, prompt: list[int]) -> tuple[_Slot | None, int]:
+        """The recently read row that shares the longest beginning with the prompt, and how long that is."""
+        donor = max(self._donors, key=lambda slot: _common_prefix(slot.cached, prompt), default=None)
+        return donor, _common_prefix(donor.cached, prompt) if donor else 0
+
+    def _holds(self, row: int, episode: str) -> bool:
+        return bool(episode) and self._slots[row].episode == episode
+
+    def _row_for(self, episode: str) -> int:
+        """The idle row that holds this episode; else an empty one; else the one idle longest."""
+        idle = range(self._running, len(self._slots))
+        if (held := next((i for i in idle if self._holds(i, episode)), None)) is not None:
+            return held
+        return next((i for i in idle if not self._slots[i].episode), len(self._slots) - 1)
+
+    @torch.no_grad()
+    def _advance(self, first: int, end: int, news: list[int]) -> None:
+        """Read each row's `news` unread tokens and sample one more for each."""
+        slots = self._slots[first:end]
+        width = max(news)
+        ids = np.zeros((len(slots), width), np.int64)
+        for row, (slot, new) in enumerate(zip(slots, news)):
+            unread = [slot.response[-1]] if slot.response else slot.request.prompt_ids[len(slot.cached):].tolist()
+            ids[row, :new] = unread
+            # Behind a row's own tokens stands filler, written where the row's next tokens will overwrite it.
+        starts = np.array([len(slot.cached) for slot in slots])
+        for row, (slot, new) in enumerate(zip(slots, news)):
+            slot.cached.extend(ids[row, :new].tolist())
+        device = self.policy.device
+        positions = torch.from_numpy(starts[:, None] + np.arange(width)).to(device)
+        self._cache.place(first, positions)
+        hidden = self.policy.model.base_model(
+            input_ids=torch.from_numpy(ids).to(device), position_ids=positions.clamp(max=self.policy.max_context - 1),
+            attention_mask=self._mask(), past_key_values=self._cache, use_cache=True).last_hidden_state
+        last = torch.from_numpy(np.array(news) - 1).to(device)
+        logits = head_logits(self.policy.model, hidden[torch.arange(len(slots), device=device), last])
+        self._take(first, slots, *sample(logits, [s.request.temperature for s in slots],
+                                         [s.request.seed for s in slots], [len(s.response) for s in slots]))
+
+    def _take(self, first: int, slots: list[_Slot], ids: list[int], logprobs: list[float]) -> None:
+        self.sampled_tokens += len(slots)
+        finished = []
+        for index, (slot, token, logprob) in enumerate(zip(slots, ids, logprobs)):
+            slot.response.append(token)
+            slot.logprobs.append(logprob)
+            if reason := self._finish_reason(slot, token):
+                finished.append(first + index)
+                if not slot.answer.done():
+                    slot.answer.set_result(Completion(
+                        response_ids=np.array(slot.response, np.int64), logprobs=np.array(slot.logprobs, np.float32),
+                        finish_reason=reason, weight_version=self.weight_version))
+        for index in reversed(finished):
+            self._retire(index)
+
+    def _finish_reason(self, slot: _Slot, token: int) -> str:
+        request = slot.request
+        if token in self._end_ids:
+            return "stop"
+        if request.stop and token in self._ids_ending(request.stop):
+            tail = self.policy.tokenizer.decode(slot.response[-max(map(len, request.stop)):])
+            if any(stop in tail for stop in request.stop):
+                return "stop"
+        full = len(request.prompt_ids) + len(slot.response) >= self.max_context
+        return "length" if full or len(slot.response) >= request.max_new_tokens else ""
+
+    def _ids_ending(self, stop: tuple[str, ...]) -> frozenset[int]:
+        """The tokens that can complete a stop text: only after these is text decoded."""
+        if stop not in self._stop_ids:
+            last = {text[-1] for text in stop}
+            tokenizer = self.policy.tokenizer
+            texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
+            self._stop_ids[stop] = frozenset(i for i, text in enumerate(texts) if last & set(text))
+        return self._stop_ids[stop]
+
+    def _retire(self, index: int) -> None:
+        """End the request in this row; the row keeps its tokens for the episode's next turn."""
+        slot = self._slots[index]
+        slot.request = slot.answer = None
+        self._running -= 1
+        self._swap(index, self._running)
+
+    def _swap(self, a: int, b: int) -> None:
+        self._cache.swap(a, b, max(len(self._slots[a].cached), len(self._slots[b].cached)))
+        self._slots[a], self._slots[b] = self._slots[b], self._slots[a]
+
+    def _new_cache(self) -> SlotCache:
+        return SlotCache(self.policy.model.config.get_text_config().num_hidden_layers, len(self._slots))
+
+    def _check_layers(self) -> None:
+        kinds = set(getattr(self.policy.model.config, "layer_types", None) or ["full_attention"])
+        if odd := kinds - {"full_attention", "sliding_attention"}:
+            raise ModelError(f"{type(self.policy.model).__name__} has {', '.join(sorted(odd))} layers, which this "
+                             "engine cannot cache")
+
+    def _mask(self):
+        config = self.policy.model.config
+        window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+        kinds = set(getattr(config, "layer_types", None) or ())
+        if not window or kinds == {"full_attention"}:
+            return self._cache.attention_mask()
+        if kinds == {"full_attention", "sliding_attention"}:
+            return {"full_attention": self._cache.attention_mask(),
+                    "sliding_attention": self._cache.attention_mask(window)}
+        return self._cache.attention_mask(window)
+
+
+def sample(logits: torch.Tensor, temperatures: Sequence[float], seeds: Sequence[int],
+           steps: Sequence[int]) -> tuple[list[int], list[float]]:
+    """One token a row by inverse transform, with a uniform number that depends on the row's seed and step alone.
+
+    Temperature 0 takes the likeliest token and reports its log-probability at temperature 1.
+    # logits [rows, vocabulary]
+    """
+    heat = torch.tensor(temperatures, device=logits.device)
+    greedy = heat == 0
+    logprobs = (logits / torch.where(greedy, 1.0, heat)[:, None]).log_softmax(-1)
+    cumulative = logprobs.double().exp().cumsum(-1)
+    uniform = torch.from_numpy(uniform_numbers(seeds, steps)).to(logits.device)
+    ids = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)[:, 0]
+    ids = torch.where(greedy, logits.argmax(-1), ids.clamp(max=logits.shape[-1] - 1))
+    return ids.tolist(), logprobs.gather(-1, ids[:, None])[:, 0].tolist()
+
+
+def uniform_numbers(seeds: Sequence[int], steps: Sequence[int]) -> np.ndarray:
+    """Numbers in [0, 1) from a counter-based generator (splitmix64 of seed and step). # float64 [rows]"""
+    with np.errstate(over="ignore"):
+        x = np.array([s & (2**64 - 1) for s in seeds], np.uint64)
+        for add in (np.uint64(0), np.array(steps, np.uint64)):
+            x = (x ^ add) + np.uint64(0x9E3779B97F4A7C15)
+            x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            x ^= x >> np.uint64(31)
+    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _common_prefix(a: list[int], b: list[int]) -> int:
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    return next(i for i in range(n) if a[i] != b[i])

@@ -1,0 +1,159 @@
+"""Gradient steps on batches: packed micro-batches, global denominators, one optimiser."""
+
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from agents.models import Policy
+from agents.scoring import check_head, final_hidden, pack_rows, score_sequences, token_logprobs
+from trainers.algorithms import Algorithm
+from trainers.batch import Batch
+from trainers.loss import Counts, LossInput
+from trainers.settings import settings
+
+
+@settings
+class OptimizerSettings:
+    """AdamW and how a batch becomes gradient steps."""
+
+    learning_rate: PositiveFloat = 1e-6
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after the warm-up; linear and cosine end at 0 with the run's last step."""
+    warmup_steps: NonNegativeInt = 0
+    """Gradient steps over which the learning rate rises from 0."""
+    weight_decay: NonNegativeFloat = 0.0
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    max_gradient_norm: PositiveFloat = 1.0
+    """Gradients are scaled down to this norm."""
+    epochs: PositiveInt = 1
+    """Passes over each batch."""
+    minibatches: PositiveInt = 1
+    """Gradient steps per pass."""
+    micro_batch_tokens: PositiveInt = 16384
+    """Tokens read in one forward pass; changes memory and speed, never the result."""
+    row_tokens: PositiveInt = 512
+    """Sequences are packed into rows of this many tokens (or the longest sequence)."""
+
+
+class Learner:
+    """A policy in training. With torch.distributed initialised each rank holds a part of the batch and gradients add up."""
+
+    def __init__(self, policy: Policy, algorithm: Algorithm, optimizer: OptimizerSettings, *, temperature: float = 1.0,
+                 total_steps: int = 0):
+        """`temperature` is the one that the behaviour policy sampled with; `total_steps` gradient steps end the
+        learning-rate schedule."""
+        check_head(policy.model)
+        self.policy, self.algorithm, self.settings, self.temperature = policy, algorithm, optimizer, temperature
+        self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=optimizer.learning_rate, fused=True,
+                                           betas=(optimizer.beta1, optimizer.beta2),
+                                           weight_decay=optimizer.weight_decay)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: _learning_rate_factor(step, optimizer, total_steps))
+        self.reference = None
+        if algorithm.needs.reference_logprobs:
+            self.reference = copy.deepcopy(policy.model).requires_grad_(False)
+
+    def update(self, batch: Batch, rng: np.random.Generator) -> dict[str, float]:
+        """Train on a batch; the metrics are means over its gradient steps. `rng` draws the minibatches."""
+        if self.reference is not None:
+            batch = replace(batch, reference_logprobs=self._reference_logprobs(batch))
+        history: dict[str, list[float]] = defaultdict(list)
+        for _ in range(self.settings.epochs):
+            for minibatch in batch.minibatches(self.settings.minibatches, rng):
+                for name, value in self._gradient_step(minibatch).items():
+                    history[name].append(value)
+        return {name: float(np.mean(values)) for name, values in history.items()}
+
+    def accumulate_gradients(self, batch: Batch) -> dict[str, float]:
+        """Add the gradient of the batch's loss to the parameters' `.grad`; returns the metrics."""
+        counts = _global_counts(batch.counts, self.policy.device)
+        metrics: dict[str, torch.Tensor] = {}
+        for part in batch.parts(self.settings.micro_batch_tokens):
+            loss, shares = self.algorithm.loss(self.loss_input(part, counts))
+            loss.backward()
+            for name, share in shares.items():
+                metrics[name] = metrics.get(name, 0.0) + share
+        if dist.is_initialized():
+            for parameter in self.parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad)
+            for name in sorted(metrics):
+                dist.all_reduce(metrics[name])
+        return {name: float(value) for name, value in metrics.items()}
+
+    def loss_input(self, part: Batch, counts: Counts) -> LossInput:
+        """One micro-batch through the model, as the algorithm's loss reads it."""
+        device = self.policy.device
+        rows = pack_rows(part.sequences(), self.settings.row_tokens)
+        hidden = final_hidden(self.policy.model, rows)
+        trained = np.flatnonzero(part.trained)
+
+        def tensor(values: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(values[trained]).to(device)
+
+        logprobs, entropy = token_logprobs(
+            self.policy.model, hidden[torch.from_numpy(rows.places[trained - 1]).to(device)], tensor(part.token_ids),
+            self.temperature, with_entropy=True)
+        return LossInput(
+            logprobs=logprobs, entropy=entropy, behaviour_logprobs=tensor(part.behaviour_logprobs),
+            advantages=tensor(part.advantages), turn_index=tensor(part.turn_index), counts=counts,
+            trajectory_index=tensor(part.trajectory_index), action_mask=tensor(part.action_mask),
+            reference_logprobs=None if part.reference_logprobs is None else tensor(part.reference_logprobs),
+            extra={name: tensor(values) for name, values in part.extra.items()})
+
+    def state(self) -> dict[str, Any]:
+        """Everything beside the weights that the next step depends on."""
+        return {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`; the weights are loaded on their own."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+
+    def _gradient_step(self, batch: Batch) -> dict[str, float]:
+        self.optimizer.zero_grad(set_to_none=True)
+        metrics = self.accumulate_gradients(batch)
+        if not metrics:
+            return metrics
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_gradient_norm)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(f"the gradient's norm is {float(norm)}; the weights are those before this step "
+                                     f"(loss {metrics.get('loss')})")
+        metrics |= {"gradient_norm": float(norm), "learning_rate": self.scheduler.get_last_lr()[0]}
+        self.optimizer.step()
+        self.scheduler.step()
+        return metrics
+
+    def _reference_logprobs(self, batch: Batch) -> np.ndarray:
+        scores = np.concatenate(score_sequences(self.reference, batch.sequences(), self.temperature,
+                                                max_tokens=self.settings.micro_batch_tokens,
+                                                width=self.settings.row_tokens))
+        return np.where(batch.trained, scores, np.float32(0))
+
+
+def _learning_rate_factor(step: int, optimizer: OptimizerSettings, total_steps: int) -> float:
+    if step < optimizer.warmup_steps:
+        return (step + 1) / optimizer.warmup_steps
+    if optimizer.schedule == "constant" or total_steps <= optimizer.warmup_steps:
+        return 1.0
+    done = min(1.0, (step - optimizer.warmup_steps) / (total_steps - optimizer.warmup_steps))
+    return 1.0 - done if optimizer.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def _global_counts(counts: Counts, device: torch.device) -> Counts:
+    if not dist.is_initialized():
+        return counts
+    total = torch.tensor([counts.tokens, counts.turns, counts.sequences], device=device)
+    dist.all_reduce(total)
+    return Counts(*total.tolist())
