@@ -2,36 +2,20 @@
 
 import re
 
-THINK_TAG = re.compile(r"(</?think>)", re.IGNORECASE)
+from rewards.tags import hide_thinking
+
 BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
 ANSWER_TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 HASHES = re.compile(r"^[ \t]*####([^\n]*)", re.MULTILINE)
 ANSWER_LINE = re.compile(r"\banswer\b[ \t*_]{0,4}(?:is\b|:|=)([^\n]*)", re.IGNORECASE)
-OR = re.compile(r"\bor\b|\beither\b", re.IGNORECASE)
+OR = re.compile(r"\bor\b", re.IGNORECASE)
 MAX_JOIN = 60
 """Characters between two boxes beyond which an "or" no longer joins them."""
 
 
-def visible_text(text: str) -> str:
-    """`text` without its reasoning: closed `<think>` blocks, what stands before a lone `</think>` (the chat template
-    opened it in the prompt), and what follows an unclosed `<think>`."""
-    visible, thinking = [], False
-    for piece in THINK_TAG.split(text):
-        tag = piece.lower()
-        if tag == "<think>":
-            thinking = True
-        elif tag == "</think>":
-            if not thinking:
-                visible.clear()
-            thinking = False
-        elif not thinking:
-            visible.append(piece)
-    return " ".join(visible)
-
-
 def last_answer_tag(text: str) -> str | None:
     """Content of the last closed `<answer>` outside `<think>`, stripped; None without one."""
-    text = visible_text(text)
+    text = hide_thinking(text)
     return _last_of_spans([(m.start(), m.end(), m.group(1)) for m in ANSWER_TAG.finditer(text)], text)
 
 
@@ -42,7 +26,7 @@ def extract_answer(text: str) -> str | None:
     line of the form `Answer: ...` / `the answer is ...`. None as well when the last box is empty or never closed
     (a truncated text), and for a hedge: two different boxes (or tags) joined by "or".
     """
-    text = visible_text(text)
+    text = hide_thinking(text)
     boxes = _boxes(text)
     if boxes is None or boxes:
         return _last_of_spans(boxes or [], text)
@@ -99,7 +83,7 @@ def _last_of_spans(spans: list[tuple[int, int, str]], text: str) -> str | None:
     start, _, content = spans[-1]
     if len(spans) > 1:
         _, previous_end, previous = spans[-2]
-        between = text[previous_end:start]
+        between = " ".join(text[previous_end:start].split())
         if previous.strip() != content.strip() and len(between) <= MAX_JOIN and OR.search(between):
             return None
     return content.strip() or None

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Sequence
 
-from rewards.answers import extract_answer, visible_text
+from rewards.answers import extract_answer
 from rewards.equivalence import same_answer
 from rewards.pool import shared_pool
+from rewards.tags import hide_thinking
 
 MARKED = re.compile(r"\\f?box(?:ed)?\s*\{|</?answer>|^[ \t]*####", re.MULTILINE | re.IGNORECASE)
 
@@ -71,5 +72,5 @@ def _answer_text(answer: str) -> str | None:
         raise TypeError(f"answer must be text, got {type(answer).__name__}")
     extracted = extract_answer(answer)
     if extracted is None and not MARKED.search(answer):
-        return visible_text(answer).strip() or None
+        return hide_thinking(answer).strip() or None
     return extracted

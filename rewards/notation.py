@@ -12,7 +12,7 @@ TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf)|mb
 FUNCTIONS = re.compile(
     r"(?<![\\a-zA-Z])(sqrt|arc(?:sin|cos|tan)|sin|cos|tan|sec|csc|cot|ln|log|exp|pi|infty)(?![a-zA-Z])")
 REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in (
-    (r"\\(?:left|right|bigg?[lr]?|Bigg?[lr]?|displaystyle)(?![a-zA-Z])", ""),
+    (r"\\(?:left|right)\s*\.|\\(?:left|right|bigg?[lr]?|Bigg?[lr]?|displaystyle)(?![a-zA-Z])", ""),
     (r"\\[lr]brace(?![a-zA-Z])", lambda match: r"\{" if match.group()[1] == "l" else r"\}"),
     (r"\{\s*,\s*\}", ","),                                            # 12{,}345
     (r"(?<=\d)\\[,!]\s*(?=\d{3}(?!\d))", ""),                         # 12\,345
@@ -25,10 +25,14 @@ REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in (
     (r"\*\*", "^"),
     (r"\s*\\?%|\s*(?<![a-zA-Z])(?:percent(?:age)?|pct)(?![a-zA-Z])", "%"),
     (r"(?<=[\d)}])\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))", " degrees "),
-    (r"\s*,?\s*(?<![a-zA-Z\\])(?:or|and)(?![a-zA-Z])\s*", ", "),
+    (r"^\s*(?i:final )?(?i:answer)\s*[:=]\s*", ""),
+    (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+    (r"^\s*(\d{1,3}(?: \d{3})+)\s*$", lambda match: match.group(1).replace(" ", "")),
     (r"(?:^|(?<=[(\[,]))\s*\+\s*(?=[\d\\.])", ""),                    # +5, (-\infty, +\infty)
 )]
 ROOT = re.compile(r"\\sqrt\s*\(([^()]*)\)")
+CONNECTIVE = re.compile(r"\s*,?\s*(?<![a-zA-Z\\])(or|and)(?![a-zA-Z])\s*")
+INEQUALITY = re.compile(r"[<>]|\\[lg]e(?![a-zA-Z])")
 WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'))
 OUTER_SPACE = re.compile(r"(?<![0-9A-Za-z,])\s+|\s+(?![0-9A-Za-z])")
 
@@ -56,6 +60,9 @@ def normalise(text: str) -> str:
         text = TEXT_COMMAND.sub(r" \1 ", text)
     for pattern, replacement in REWRITES:
         text = pattern.sub(replacement, text)
+    # "x<1 or x>2" is one condition; "3 or 5" are two values.
+    joined = {"or": r"\lor ", "and": r"\land "} if INEQUALITY.search(text) else {"or": ", ", "and": ", "}
+    text = CONNECTIVE.sub(lambda match: joined[match.group(1)], text)
     text = ROOT.sub(r"\\sqrt{\1}", FUNCTIONS.sub(r"\\\1 ", text))
     text = OUTER_SPACE.sub("", " ".join(text.split())).strip(",;")
     return text[1:-1] if re.fullmatch(r"\([A-Za-z]\)", text) else text

@@ -57,12 +57,16 @@ def equal_expressions(gold: str, answer: str) -> bool:
 
 
 def _read(text: str) -> sympy.Basic | None:
-    """The expression that `text` denotes, decimals as exact fractions."""
+    """The expression that `text` denotes, decimals as exact fractions, joined conditions as the set they describe."""
+    for connective, join in ((r"\lor", sympy.Union), (r"\land", sympy.Intersection)):
+        if connective in text:
+            parts = [_read(part) for part in text.split(connective)]
+            return None if None in parts else join(*(
+                part if isinstance(part, sympy.Set) else part.as_set() for part in parts))
     parsed = parse(f"${text}$", extraction_config=LATEX, fallback_mode="no_fallback", parsing_timeout=None)
     if not parsed or not isinstance(parsed[0], sympy.Basic | sympy.MatrixBase):
         return None
-    value = parsed[0]
-    return value.replace(lambda part: part.is_Float, lambda part: sympy.Rational(str(part)))
+    return parsed[0].replace(lambda part: part.is_Float, lambda part: sympy.Rational(str(part)))
 
 
 def _same_values(gold: sympy.Expr, answer: sympy.Expr, gold_text: str, answer_text: str) -> bool | None:

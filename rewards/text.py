@@ -6,7 +6,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
-from rewards.answers import last_answer_tag, visible_text
+from rewards.answers import last_answer_tag
+from rewards.tags import hide_thinking
 
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 TAG = re.compile(r"</?answer>", re.IGNORECASE)
@@ -51,7 +52,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def _answer_text(answer: str) -> str:
-    return (last_answer_tag(answer) or "") if TAG.search(answer) else visible_text(answer)
+    return (last_answer_tag(answer) or "") if TAG.search(answer) else hide_thinking(answer)
 
 
 def _as_list(golds: str | Sequence[str]) -> list[str]:

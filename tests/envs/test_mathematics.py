@@ -85,7 +85,8 @@ def test_other_file_formats(tmp_path, suffix):
     else:
         getattr(table, f"to_{suffix}")(path)
     env = envs.make("turngym/Math-v0", data=str(path), question_column="q", answer_column="a")
-    assert [(task.data["question"], task.data["answer"]) for task in env.tasks("test")] == [("1+1?", "2"), ("2+2?", "4")]
+    pairs = [(task.data["question"], task.data["answer"]) for task in env.tasks("test")]
+    assert pairs == [("1+1?", "2"), ("2+2?", "4")]
 
 
 def test_a_folder_holds_a_file_for_each_split_and_no_question_twice(tmp_path):

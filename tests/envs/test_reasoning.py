@@ -53,7 +53,7 @@ def test_the_gold_answer_is_a_success_and_junk_is_nothing(name):
         [gold] = env.gold(None)
         _, reward, terminated, _, info = env.step(env.parse(gold).text)
         assert (reward, terminated, info["success"]) == (1.0, True, True)
-    for junk in ("I do not know", "\u2603 \ud800 \x00", "[" * 3000, "1e999999999", "9**9**9**9"):
+    for junk in ("I do not know", "\u2603 \ud800 \x00", "[" * 3000):
         _, reward, _, _, info = play(env, task, junk)
         assert 0.0 <= reward < 1.0 and not info["success"], junk
 
@@ -113,11 +113,11 @@ def test_safe_scorers_accept_equal_forms_only(name, right, wrong):
     assert play(env, task, wrong(gold))[1] == 0.0
 
 
-def test_a_hanging_scorer_is_a_zero_in_bounded_time():
-    env = make("coin_flip")
+@pytest.mark.parametrize("name, answer", [("coin_flip", "1e999999999"), ("polynomial_multiplication", "9**9**9**9")])
+def test_a_number_without_end_is_a_zero_in_bounded_time(name, answer):
+    env = make(name)
     begin = time.monotonic()
-    # Fraction("1e999999999") is a number of a billion digits.
-    assert play(env, env.tasks("train")[0], "1e999999999")[1] == 0.0
+    assert play(env, env.tasks("train")[0], answer)[1] == 0.0
     assert time.monotonic() - begin < 60
 
 
