@@ -91,12 +91,14 @@ class WorkerPool:
             return list(threads.map(one, items))
 
     def close(self) -> None:
-        """End the idle workers. Busy ones end with their item. The pool starts new ones when it is used again."""
-        for _ in range(self.workers):
+        """End the idle workers; busy ones stay. The pool starts new ones when it is used again."""
+        idle = []
+        while True:
             try:
-                worker = self._idle.get_nowait()
+                idle.append(self._idle.get_nowait())
             except queue.Empty:
-                return
+                break
+        for worker in idle:
             if worker is not None:
                 worker.close()
             self._idle.put(None)
@@ -159,8 +161,8 @@ class _Worker:
 
     def forget(self) -> None:
         """Drop the pipes of a worker that belongs to the process this one was forked from."""
-        os.close(self.process.stdin.fileno())
-        os.close(self.process.stdout.fileno())
+        self.process.stdin.close()
+        self.process.stdout.close()
 
     def _send(self, request: bytes) -> None:
         view = memoryview(request)

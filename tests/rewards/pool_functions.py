@@ -1,5 +1,6 @@
 """What the pool tests run in a worker."""
 
+import os
 import time
 
 
@@ -11,9 +12,15 @@ def slow_double(number: int) -> int:
     return 2 * number
 
 
+def slow_pids(_: int) -> list[int]:
+    """The worker's processes, after long enough for another worker to start beside it."""
+    time.sleep(0.5)
+    return [os.getpid(), os.getppid()]
+
+
 def hold_interpreter() -> int:
     """One C-level computation that lets no other Python code run."""
-    return len(str(7 ** (7 ** 9))) if 9**9**9 else 0
+    return (7 ** (7 ** 12)).bit_length()
 
 
 def allocate(size: int) -> int:

@@ -79,9 +79,10 @@ def test_a_pool_that_cannot_start_raises():
 
 
 def test_closing_ends_the_processes_and_using_it_again_starts_new_ones(pool):
-    pids = [pool.call("os:getpid"), pool.call("os:getppid")]
+    pids = {pid for pids in pool.map(f"{HERE}:slow_pids", [{"_": i} for i in range(4)]) for pid in pids}
+    assert len(pids) == 4 and all(map(alive, pids))
     pool.close()
-    assert wait_until_gone(pids) == []
+    assert wait_until_gone(list(pids)) == []
     assert pool.call(f"{HERE}:slow_double", number=1) == 2
 
 
