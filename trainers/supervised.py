@@ -6,12 +6,12 @@ import numpy as np
 
 from agents.agent import ScriptedAgent
 from agents.models import Policy
-from agents.rollout import Rollout
+from agents.rollout import Rollout, derive_seed
 from agents.trajectory import Group, Trajectory
 from envs.core import Task, TextEnv
 from trainers.algorithms.sft import SFT
 from trainers.batch import pack
-from trainers.learner import Learner
+from trainers.learner import Learner, OptimizerSettings
 
 
 def gold_trajectories(rollout: Rollout, policy: Policy, tasks: Sequence[Task], seed: int) -> list[Trajectory]:
@@ -33,6 +33,33 @@ def gold_texts(env: TextEnv, tasks: Sequence[Task], seed: int) -> list[str]:
             if terminated or truncated:
                 break
     return texts
+
+
+def sample_batches(trajectories: Sequence[Trajectory], batch_size: int, steps: int,
+                   rng: np.random.Generator) -> Iterator[list[Trajectory]]:
+    """`steps` batches; every trajectory comes once per epoch, in an order shuffled anew in each. Raises ValueError for
+    none."""
+    if not trajectories:
+        raise ValueError("no trajectories to train on")
+    order: list[int] = []
+    for _ in range(steps):
+        while len(order) < batch_size:
+            order += rng.permutation(len(trajectories)).tolist()
+        yield [trajectories[i] for i in order[:batch_size]]
+        del order[:batch_size]
+
+
+def fine_tune_policy(policy: Policy, trajectories: Sequence[Trajectory], *, steps: int, batch_size: int,
+                     learning_rate: float, seed: int,
+                     on_step: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
+                     **optimizer: int) -> None:
+    """Fine-tune `policy` on the trajectories. The learning rate rises over the first twentieth of the steps, then falls
+    to 0 as a cosine; `optimizer` are further `OptimizerSettings`."""
+    chosen = OptimizerSettings(learning_rate=learning_rate, schedule="cosine", beta2=0.98, weight_decay=0.01,
+                               warmup_steps=max(1, steps // 20), **optimizer)
+    rng = np.random.default_rng(derive_seed(seed, "warm start"))
+    learner = Learner(policy, SFT(), chosen, total_steps=steps)
+    fine_tune(learner, sample_batches(trajectories, batch_size, steps, rng), rng, on_step)
 
 
 def fine_tune(learner: Learner, batches: Iterator[Sequence[Trajectory]], rng: np.random.Generator,
