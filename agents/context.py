@@ -1,8 +1,8 @@
 """From a conversation to token ids, by appending: what was sampled stays as it was sampled.
 
 The model's own chat template says what stands between a response and the next one. Where it would rewrite what came
-before (thinking dropped from earlier turns, say), the next prompt is rendered anew and the break is counted; the training
-rows then split there by themselves, since a row goes on only where a prompt extends what the last one became.
+before (thinking dropped from earlier turns, say), the next prompt is rendered anew and the break is counted; the
+training rows then split there by themselves, since a row goes on only where a prompt extends what the last one became.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""Loading a policy: any causal language model that transformers loads (hub name, folder, GGUF file), and its tokenizer."""
+"""Loading a policy: any causal language model that transformers loads (hub name, folder, GGUF file) and its tokenizer.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -9,6 +9,7 @@ import hashlib
 import time
 import traceback
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -37,9 +38,16 @@ class RolloutReport:
     """Time inside `reset` and `step`, summed over episodes."""
     retries: int = 0
     dropped_groups: int = 0
-    errors: dict[str, int] = field(default_factory=dict)
+    errors: Counter[str] = field(default_factory=Counter)
     """Failed episodes (final tries) by status and exception type."""
     first_traceback: str = ""
+
+    def add(self, other: "RolloutReport") -> None:
+        """Count another rollout in."""
+        for name in ("episodes", "turns", "sampled_tokens", "seconds", "environment_seconds", "retries",
+                     "dropped_groups", "errors"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.first_traceback = self.first_traceback or other.first_traceback
 
 
 class _EpisodeError(Exception):
@@ -66,7 +74,7 @@ class Rollout:
     def __init__(self, make_env: Callable[[], TextEnv], *, concurrency: int = 256, retries: int = 2,
                  episode_seconds: float = 600.0):
         """`concurrency`: episodes under way at once. `episode_seconds`: deadline of one try of an episode."""
-        self._make_env = make_env
+        self.make_env = make_env
         self._concurrency, self._retries, self._episode_seconds = concurrency, retries, episode_seconds
         self._idle: list[TextEnv] = []
 
@@ -114,7 +122,7 @@ class Rollout:
 
     async def _with_retries(self, agent: Agent, task: Task, seed: int, report: RolloutReport) -> Trajectory | None:
         for attempt in range(self._retries + 1):
-            env = self._idle.pop() if self._idle else self._make_env()
+            env = self._idle.pop() if self._idle else self.make_env()
             try:
                 async with asyncio.timeout(self._episode_seconds):
                     trajectory = await self._episode(agent, env, task, derive_seed(seed, attempt), report)
@@ -125,7 +133,7 @@ class Rollout:
                 env.close()  # its state is unknown: never reused
             if attempt < self._retries:
                 report.retries += 1
-        report.errors[failure.name] = report.errors.get(failure.name, 0) + 1
+        report.errors[failure.name] += 1
         if not report.first_traceback:
             report.first_traceback = "".join(traceback.format_exception(failure.cause))
         return None

@@ -27,15 +27,20 @@ def make_tiny_policy(env: TextEnv, texts: Iterable[str], *, vocabulary: int = 51
     """An untrained Llama whose tokenizer was trained on `texts` (what is said in `env`). The same arguments give the
     same policy."""
     tokenizer = train_tokenizer(texts, vocabulary, fixed=SENTENCE.findall(env.system_prompt))
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=hidden_size * 8 // 3 // 16 * 16,
-        num_hidden_layers=layers, num_attention_heads=max(1, hidden_size // 48), max_position_embeddings=max_context,
-        tie_word_embeddings=True, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id, attention_dropout=0.0)
+    config = tiny_config(len(tokenizer), hidden_size, layers, max_context)
+    config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
     return Policy(prepare(model.float()), tokenizer)
+
+
+def tiny_config(vocabulary: int, hidden_size: int, layers: int, max_context: int = 1024) -> LlamaConfig:
+    """The architecture of a tiny policy."""
+    return LlamaConfig(
+        vocab_size=vocabulary, hidden_size=hidden_size, intermediate_size=hidden_size * 8 // 3 // 16 * 16,
+        num_hidden_layers=layers, num_attention_heads=max(1, hidden_size // 32), max_position_embeddings=max_context,
+        tie_word_embeddings=True, bos_token_id=None, attention_dropout=0.0)
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, fixed: Sequence[str] = ()) -> PreTrainedTokenizerFast:

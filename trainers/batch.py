@@ -1,7 +1,7 @@
-"""From trajectories to the tokens that a learner reads: no padding, every sampled token once, exactly as it was sampled.
+"""From trajectories to the tokens that a learner reads: no padding, every sampled token once, exactly as sampled.
 
-Turns whose prompts extend what came before become one sequence; where a prompt does not (a window, a rewritten history), a
-new sequence begins. Example of one trajectory (P prompt, A action, E environment; 1 marks the trained tokens):
+Turns whose prompts extend what came before become one sequence; where a prompt does not (a window, a rewritten
+history), a new sequence begins. Example of one trajectory (P prompt, A action, E environment; 1 marks the trained tokens):
 
     ids      P0 P1 A0 A1 E0 E1 A2
     trained  0  0  1  1  0  0  1
@@ -64,8 +64,10 @@ class Batch:
                        extra={name: values[at] for name, values in self.extra.items()})
 
     def parts(self, max_tokens: int) -> Iterator["Batch"]:
-        """Micro-batches of whole trajectories, at most `max_tokens` tokens each (or one longer trajectory). Trajectories
-        without a trained token are left out: they change nothing."""
+        """Micro-batches of whole trajectories, at most `max_tokens` tokens each (or one longer trajectory).
+
+        Trajectories without a trained token are left out: they change nothing.
+        """
         wanted = np.unique(self.trajectory_index[self.trained])
         lengths = np.bincount(self.trajectory_index)[wanted] if len(wanted) else []
         for part in token_parts(lengths, max_tokens):
@@ -146,4 +148,5 @@ def _check(trajectory: Trajectory, credit: Credit) -> None:
             raise ValueError(f"{name} of {[len(v) for v in values]} tokens for turns of {lengths} tokens "
                              f"(task {trajectory.task.key!r})")
     if any(len(turn.prompt_ids) == 0 for turn in trajectory.turns):
-        raise ValueError(f"a turn of task {trajectory.task.key!r} has an empty prompt: nothing predicts its first token")
+        raise ValueError(f"a turn of task {trajectory.task.key!r} has an empty prompt: nothing predicts its first "
+                         "token")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from transformers import PreTrainedModel
 
 from agents.models import Policy
 from agents.scoring import check_head, final_hidden, pack_rows, score_sequences, token_logprobs
@@ -45,12 +46,12 @@ class OptimizerSettings:
 
 
 class Learner:
-    """A policy in training. With torch.distributed initialised each rank holds a part of the batch and gradients add up."""
+    """A policy in training. With torch.distributed initialised each rank holds a part of the batch; gradients add up."""
 
     def __init__(self, policy: Policy, algorithm: Algorithm, optimizer: OptimizerSettings, *, temperature: float = 1.0,
-                 total_steps: int = 0):
+                 total_steps: int = 0, reference: PreTrainedModel | None = None):
         """`temperature` is the one that the behaviour policy sampled with; `total_steps` gradient steps end the
-        learning-rate schedule."""
+        learning-rate schedule; `reference` is what a KL term holds on to, by default the policy as it is now."""
         check_head(policy.model)
         self.policy, self.algorithm, self.settings, self.temperature = policy, algorithm, optimizer, temperature
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
@@ -61,7 +62,7 @@ class Learner:
             self.optimizer, lambda step: _learning_rate_factor(step, optimizer, total_steps))
         self.reference = None
         if algorithm.needs.reference_logprobs:
-            self.reference = copy.deepcopy(policy.model).requires_grad_(False)
+            self.reference = (reference or copy.deepcopy(policy.model)).requires_grad_(False)
 
     def update(self, batch: Batch, rng: np.random.Generator) -> dict[str, float]:
         """Train on a batch; the metrics are means over its gradient steps. `rng` draws the minibatches."""

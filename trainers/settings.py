@@ -104,8 +104,13 @@ def nearest_setting(name: str, known: Sequence[str]) -> str:
 
 
 def _explain(error: Mapping[str, Any], section: str, known: Sequence[str]) -> str:
-    name = ".".join([section, *map(str, error["loc"])] if section else map(str, error["loc"]))
-    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+    path, value = [section] * bool(section) + [str(part) for part in error["loc"]], error["input"]
+    unknown = error["type"] in ("unexpected_keyword_argument", "extra_forbidden")
+    while unknown and isinstance(value, Mapping) and value:  # of an unknown section, name a setting in it
+        part, value = next(iter(value.items()))
+        path.append(str(part))
+    name = ".".join(path)
+    if unknown:
         return f"unknown setting {name!r}; the nearest is {nearest_setting(name, known)!r}"
     message = error["msg"].removeprefix("Value error, ")
     return f"{name or 'settings'}: {message}" + (f" (got {error['input']!r})" if error["loc"] else "")

@@ -1,0 +1,80 @@
+"""What scripts show a person: a live progress bar in a terminal, a few plain lines elsewhere."""
+
+from pathlib import Path
+from typing import Any
+
+import rich.console
+import tomli_w
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from trainers.evaluation import Evaluation
+
+from trainers.config import TrainConfig, config_dict
+from trainers.run import without_none
+from trainers.settings import setting_names
+
+
+class Console:
+    """Results on standard output, progress and errors on standard error."""
+
+    def __init__(self):
+        self.out = rich.console.Console(highlight=False)
+        self.err = rich.console.Console(stderr=True, highlight=False)
+
+    def error(self, message: object) -> None:
+        self.err.print(f"error: {message}", style="bold red", markup=False)
+
+
+class TrainingDisplay:
+    """The `Display` of a training run."""
+
+    def __init__(self, console: Console, folder: Path):
+        self._console, self._folder = console, folder
+        self._progress: Progress | None = None
+        self._task: Any = None
+
+    def __enter__(self) -> "TrainingDisplay":
+        self._console.err.print(f"run: {self._folder}", markup=False)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop()
+
+    def phase(self, name: str, total: int, done: int = 0) -> None:
+        self._stop()
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=True), TextColumn("{task.fields[note]}"),
+            console=self._console.err, disable=not self._console.err.is_terminal)
+        self._progress.start()
+        self._task = self._progress.add_task(name, total=total, completed=done, note="")
+
+    def advance(self, metrics: dict[str, float]) -> None:
+        if "success_rate" in metrics:
+            note = f"success {metrics['success_rate']:.1%}  {metrics['tokens_per_second']:,.0f} tokens/s"
+        else:
+            note = f"loss {metrics['loss']:.3f}"
+        self._progress.update(self._task, advance=1, note=note)
+
+    def evaluation(self, title: str, evaluation: Evaluation) -> None:
+        self._stop()
+        evaluation.print(self._console.out, title)
+
+    def _stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def print_plan(console: Console, config: TrainConfig, rows: list[tuple[str, str]]) -> None:
+    """The resolved config as TOML and the plan as a table."""
+    console.out.print(tomli_w.dumps(without_none(config_dict(config))), markup=False)
+    table = Table(title="plan", show_header=False, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    console.out.print(table)
+
+
+def setting_help(config: type) -> str:
+    """Every setting's name, one a line."""
+    return "settings:\n" + "\n".join(f"  --{name}" for name in setting_names(config))

@@ -1,0 +1,69 @@
+"""Train an agent.
+
+    python -m scripts.train configs/countdown_tiny.toml --run-dir runs/first
+    python -m scripts.train --environment.id my_env:me/Guess-v0 --algorithm.name GRPO --run.steps 50
+    python -m scripts.train --resume runs/first
+
+Settings are those of trainers/config.py; --section.key VALUE overrides the config file.
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve whatever runs beside them
+
+from agents.models import ModelError
+from agents.rollout import RolloutError
+from scripts._display import Console, TrainingDisplay, print_plan, setting_help
+from trainers.config import TrainConfig, load_config
+from trainers.loop import train
+from trainers.plan import plan
+from trainers.run import Run, RunError
+from trainers.settings import SettingsError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 the run failed, 2 wrong arguments or settings, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="scripts.train", description=__doc__, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     epilog=setting_help(TrainConfig))
+    parser.add_argument("config", nargs="?", help="TOML file; only what differs from the defaults")
+    parser.add_argument("--run-dir", help="folder of the run (default: runs/ and the time)")
+    parser.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved config and the plan, load nothing")
+    options, overrides = parser.parse_known_args(argv)
+    console = Console()
+    try:
+        if options.resume:
+            if options.config or overrides or options.run_dir:
+                raise SettingsError("--resume goes on with the run's own settings; give nothing beside it")
+            run = Run.open(options.resume)
+        else:
+            config = load_config(options.config, overrides)
+            if options.dry_run:
+                print_plan(console, config, list(plan(config)))
+                return 0
+            run = Run.create(options.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S"), config)
+    except (SettingsError, RunError) as error:
+        console.error(error)
+        return 2
+    with TrainingDisplay(console, run.folder) as display:
+        try:
+            train(run, display)
+        except KeyboardInterrupt:
+            console.error(f"interrupted; go on with --resume {run.folder}")
+            return 130
+        except (SettingsError, ModelError) as error:
+            console.error(error)
+            return 2
+        except (RunError, RolloutError, FloatingPointError, ValueError, OSError) as error:
+            console.error(error)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""What a training run is made of. A config file holds only what differs from these defaults."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from trainers.algorithms import Algorithm, find_algorithm
+from trainers.algorithms.grpo import GRPO
+from trainers.learner import OptimizerSettings
+from trainers.settings import SettingsError, merge, read_overrides, read_toml, setting_names, settings, validate
+
+
+@settings
+class EnvironmentSettings:
+    """What the agent acts in."""
+
+    id: str = "turngym/Countdown-v0"
+    """Gymnasium id; `module:Id` for an environment in a file of your own."""
+    split: str = "train"
+    """Task set that is trained on."""
+    tasks: PositiveInt | None = None
+    """Train on the first so many tasks of the split; None: on all."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment."""
+
+
+@settings
+class ModelSettings:
+    """Who acts."""
+
+    path: str = "tiny"
+    """A hub name, a folder, a GGUF file; `tiny` makes a small policy for this environment."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the weights."""
+    device: str | None = None
+    """None: a GPU where there is one."""
+    hidden_size: PositiveInt = 192
+    """Of a tiny policy; a multiple of 16."""
+    layers: PositiveInt = 4
+    """Of a tiny policy."""
+    vocabulary: PositiveInt = 512
+    """Of a tiny policy, at most; at least 300."""
+
+
+@settings
+class WarmStartSettings:
+    """Supervised fine-tuning on the environment's gold solutions before training."""
+
+    steps: NonNegativeInt = 0
+    """Gradient steps; 0: none."""
+    demonstrations: PositiveInt = 4096
+    """Training tasks whose gold solutions are shown, over and over."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment that shows them, beside `environment.options`."""
+    batch_size: PositiveInt = 32
+    """Transcripts in a gradient step."""
+    learning_rate: PositiveFloat = 2e-3
+    """Rises over the first twentieth of the steps, then falls to 0 as a cosine."""
+
+
+@settings
+class RolloutSettings:
+    """How experience is gathered."""
+
+    tasks_per_step: PositiveInt = 16
+    """Groups in one training batch."""
+    group_size: PositiveInt = 8
+    """Episodes of one task."""
+    temperature: PositiveFloat = 1.0
+    """Of sampling; the log-probabilities that train are taken at it."""
+    max_response_tokens: PositiveInt = 512
+    """In one turn; a longer one is cut and ends the episode as truncated."""
+    max_context_tokens: PositiveInt | None = None
+    """Prompt and response together; None: what the model can read."""
+    window: PositiveInt | None = None
+    """None: the episode is one growing conversation. k: each turn has its own prompt with the last k turns."""
+    concurrency: PositiveInt = 256
+    """Episodes under way at once."""
+    retries: NonNegativeInt = 2
+    """New tries of an episode that failed; then its group is dropped."""
+    episode_seconds: PositiveFloat = 600.0
+    """Deadline of one try."""
+
+
+@settings
+class EvaluationSettings:
+    """The panel that success rates are reported on."""
+
+    split: str = "heldout"
+    episodes: NonNegativeInt = 256
+    """Problems: the first of the split. 0: no evaluation."""
+    samples: PositiveInt = 1
+    """Episodes per problem."""
+    temperature: NonNegativeFloat = 1.0
+    """0 is greedy."""
+    every: NonNegativeInt = 0
+    """Steps between evaluations during training; 0: only before and after it."""
+    final_samples: PositiveInt | None = None
+    """Episodes per problem before and after training; None: `samples`."""
+    seed: NonNegativeInt = 12345
+
+
+@settings
+class RunSettings:
+    """How long, where, and from which seed."""
+
+    steps: PositiveInt = 100
+    """Training batches."""
+    seed: NonNegativeInt = 0
+    save_every: NonNegativeInt = 50
+    """Steps between checkpoints; 0: only at the end."""
+    keep_checkpoints: PositiveInt = 2
+    """Older ones are deleted."""
+    log_trajectories: NonNegativeInt = 8
+    """Trajectories written to the run folder per step."""
+    threads: PositiveInt | None = None
+    """Of torch on the CPU; None: one per core."""
+
+
+@settings
+class TrainConfig:
+    """A whole run."""
+
+    environment: EnvironmentSettings = Field(default_factory=EnvironmentSettings)
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    warm_start: WarmStartSettings = Field(default_factory=WarmStartSettings)
+    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
+    algorithm: Algorithm = Field(default_factory=GRPO)
+    optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
+    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+    run: RunSettings = Field(default_factory=RunSettings)
+
+    def __post_init__(self):
+        if self.algorithm.uses_groups and self.rollout.group_size < 2:
+            raise SettingsError(f"rollout.group_size must be >= 2 for {type(self.algorithm).__name__}, which compares "
+                                f"the episodes of one task; got {self.rollout.group_size}")
+        if self.optimizer.minibatches > self.rollout.tasks_per_step * self.rollout.group_size:
+            raise SettingsError(f"optimizer.minibatches {self.optimizer.minibatches} is more than the "
+                                f"{self.rollout.tasks_per_step * self.rollout.group_size} episodes of a step")
+        if self.model.path == "tiny" and self.model.hidden_size % 16:
+            raise SettingsError(f"model.hidden_size must be a multiple of 16, got {self.model.hidden_size}")
+        if self.model.path == "tiny" and self.model.vocabulary < 300:
+            raise SettingsError("model.vocabulary must be at least 300 (all bytes and the environment's own texts), "
+                                f"got {self.model.vocabulary}")
+
+
+def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> TrainConfig:
+    """The config of a TOML file with `--section.key VALUE` overrides on top. Raises SettingsError."""
+    return build_config(merge(read_toml(path) if path else {}, read_overrides(overrides)))
+
+
+def build_config(data: Mapping[str, Any]) -> TrainConfig:
+    """A config from nested settings. `algorithm.name` says which algorithm the rest of its section is for."""
+    data = dict(data)
+    section = data.pop("algorithm", {})
+    if not isinstance(section, Mapping):
+        raise SettingsError(f"algorithm is a section; name one with algorithm.name = {section!r}")
+    section = dict(section)
+    name = section.pop("name", "GRPO")
+    if not isinstance(name, str):
+        raise SettingsError(f"algorithm.name: an algorithm's name is text, got {name!r}")
+    algorithm = find_algorithm(name)
+    others = ["algorithm.name", *setting_names(TrainConfig)]
+    built = validate(algorithm, section, section="algorithm", known=others)
+    return validate(TrainConfig, {**data, "algorithm": built},
+                    known=["algorithm.name", *setting_names(algorithm, "algorithm")])
+
+
+def config_dict(config: TrainConfig) -> dict[str, Any]:
+    """The resolved config as nested settings that `build_config` reads back."""
+    data = dataclasses.asdict(config)
+    algorithm = type(config.algorithm)
+    own = algorithm.__module__.startswith("trainers.algorithms")
+    data["algorithm"] = {"name": algorithm.__name__ if own else f"{algorithm.__module__}:{algorithm.__name__}",
+                         **data["algorithm"]}
+    return data

@@ -1,0 +1,47 @@
+"""The policy that a run starts from: loaded, or made for the environment, and warm-started on gold solutions."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from agents.models import Policy, load_policy
+from agents.rollout import Rollout, derive_seed
+from agents.tiny import make_tiny_policy
+from envs.core import TextEnv
+from trainers.algorithms.sft import SFT
+from trainers.config import TrainConfig
+from trainers.learner import Learner, OptimizerSettings
+from trainers.supervised import fine_tune, gold_texts, gold_trajectories, sample_batches
+
+TOKENIZER_TASKS = 512
+"""Tasks whose gold episodes a tiny policy's tokenizer is trained on."""
+
+
+def initial_policy(config: TrainConfig, env: TextEnv) -> Policy:
+    """The policy that `config.model` names; `tiny` makes one for the environment."""
+    if config.model.path != "tiny":
+        return load_policy(config.model.path, dtype=config.model.dtype, device=config.model.device)
+    tasks = env.tasks(config.environment.split)
+    texts = gold_texts(env, tasks[:TOKENIZER_TASKS], derive_seed(config.run.seed, "texts"))
+    policy = make_tiny_policy(env, texts, vocabulary=config.model.vocabulary, hidden_size=config.model.hidden_size,
+                              layers=config.model.layers, seed=config.run.seed)
+    policy.model.to(config.model.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+                    getattr(torch, config.model.dtype))
+    return policy
+
+
+def warm_start(config: TrainConfig, policy: Policy, demonstrations: Rollout,
+               on_step: Callable[[int, dict[str, float]], None]) -> None:
+    """Fine-tune `policy` on the gold solutions that the `demonstrations` rollout's environment gives."""
+    settings, seed = config.warm_start, config.run.seed
+    env = demonstrations.make_env()
+    tasks = env.tasks(config.environment.split)[:settings.demonstrations]
+    trajectories = gold_trajectories(demonstrations, policy, tasks, derive_seed(seed, "demonstrations"))
+    optimizer = OptimizerSettings(learning_rate=settings.learning_rate, schedule="cosine", beta2=0.98,
+                                  weight_decay=0.01, warmup_steps=max(1, settings.steps // 20),
+                                  micro_batch_tokens=config.optimizer.micro_batch_tokens,
+                                  row_tokens=config.optimizer.row_tokens)
+    learner = Learner(policy, SFT(), optimizer, total_steps=settings.steps)
+    rng = np.random.default_rng(derive_seed(seed, "warm start"))
+    fine_tune(learner, sample_batches(trajectories, settings.batch_size, settings.steps, rng), rng, on_step)

@@ -1,0 +1,61 @@
+"""What a run will cost, worked out without loading a model."""
+
+from collections.abc import Iterator
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from agents.tiny import tiny_config
+from trainers.config import TrainConfig
+
+GIB = 2**30
+ACTIVATION_BYTES = 34
+"""Held for the backward pass per token, layer and hidden unit, at 2 bytes a number (arXiv 2205.05198)."""
+
+
+def plan(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Rows (what, how much) of a run's plan: batch, tokens, memory."""
+    rollout, optimizer = config.rollout, config.optimizer
+    episodes = rollout.tasks_per_step * rollout.group_size
+    yield "episodes per step", f"{episodes} ({rollout.tasks_per_step} tasks x {rollout.group_size})"
+    if config.algorithm.max_generation_batches > 1:
+        yield "sampled at most per step", f"{episodes * config.algorithm.max_generation_batches} episodes"
+    yield "gradient steps", str(config.run.steps * optimizer.epochs * optimizer.minibatches)
+    yield "evaluated problems", f"{config.evaluation.episodes} of {config.evaluation.split}"
+    model = model_config(config)
+    if model is None:
+        yield "memory", f"unknown: the config of {config.model.path} is not on this machine"
+        return
+    bytes_each = torch.finfo(getattr(torch, config.model.dtype)).bits // 8
+    parameters = count_parameters(model)
+    context = min(rollout.max_context_tokens or model.max_position_embeddings, model.max_position_embeddings)
+    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
+    head_size = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    cache = 2 * model.num_hidden_layers * heads * head_size * bytes_each
+    activations = ACTIVATION_BYTES * bytes_each / 2 * model.hidden_size * model.num_hidden_layers
+    copies = 2 if config.algorithm.needs.reference_logprobs else 1
+    yield "parameters", f"{parameters / 1e6:,.1f} M ({config.model.dtype})"
+    yield "context", f"{context} tokens, at most {rollout.max_response_tokens} in a response"
+    sizes = {"weights" + " and reference" * (copies - 1): copies * parameters * bytes_each,
+             "gradients and AdamW": 3 * parameters * bytes_each,
+             "key-value cache (full)": rollout.concurrency * context * cache,
+             "activations of a micro-batch": optimizer.micro_batch_tokens * activations}
+    for name, size in sizes.items():
+        yield name, f"{size / GIB:,.2f} GiB"
+    yield "memory in all, at most", f"{sum(sizes.values()) / GIB:,.2f} GiB"
+
+
+def model_config(config: TrainConfig) -> PretrainedConfig | None:
+    """The architecture of the run's model; None where it cannot be read on this machine."""
+    if config.model.path == "tiny":
+        return tiny_config(config.model.vocabulary, config.model.hidden_size, config.model.layers)
+    try:
+        return AutoConfig.from_pretrained(config.model.path, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+
+
+def count_parameters(model: PretrainedConfig) -> int:
+    """Parameters of a causal language model of this architecture; no weights are made."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in AutoModelForCausalLM.from_config(model).parameters())
