@@ -1,17 +1,17 @@
 """How good an agent is on a panel of problems, and how sure that is.
 
-Evaluating leaves training as it was: every number of an episode comes from its seed, no global generator is touched, and
-what the engine remembers of the panel is dropped. docs/evaluation.md says what each number means.
+Evaluating leaves training as it was: an episode's randomness comes from its seed alone, no global generator is touched,
+and what the engine remembers of the panel is dropped. docs/evaluation.md says what each number means.
 """
 
-import dataclasses
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from agents.agent import Agent, ModelAgent
@@ -79,23 +79,19 @@ class Evaluation:
     errors: Mapping[str, int]
     """Failed episodes by status and exception type."""
     versions: Mapping[str, str]
-    groups: Sequence[Group] = field(repr=False, compare=False)
-    """Every episode played to its end; not part of the JSON."""
 
     def to_json(self) -> dict[str, Any]:
         """All numbers as plain JSON values."""
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "groups"}
-        return {**plain, "families": {name: dataclasses.asdict(rate) for name, rate in self.families.items()},
-                "pass_at_k": {str(k): dataclasses.asdict(rate) for k, rate in self.pass_at_k.items()},
-                "errors": dict(self.errors), "versions": dict(self.versions)}
+        plain = asdict(self)
+        return {**plain, "pass_at_k": {str(k): rate for k, rate in plain["pass_at_k"].items()}}
 
 
 def select_panel(env: TextEnv, split: str, episodes: int) -> list[Task]:
     """The first `episodes` problems of a split, in its order. Raises ValueError where it holds fewer."""
     tasks = env.tasks(split)
     if not 1 <= episodes <= len(tasks):
-        raise ValueError(f"asked for {episodes} problems of {env.env_id} {split!r}, which holds {len(tasks):,}: ask for 1 "
-                         f"to {len(tasks):,}")
+        raise ValueError(f"split {split!r} of {env.env_id} holds {len(tasks):,} problems: ask for 1 to {len(tasks):,}, "
+                         f"not {episodes:,}")
     return [replace(tasks[i], env_id=env.env_id) for i in range(episodes)]
 
 
@@ -106,14 +102,20 @@ def evaluate(rollout: Rollout, agent: Agent, tasks: Sequence[Task], *, samples: 
     `on_episode` is called after each episode. Raises ValueError for no task or no sample, and RolloutError where no
     problem is left to count.
     """
+    groups, report = play(rollout, agent, tasks, samples=samples, seed=seed, on_episode=on_episode)
+    return summarise(tasks, groups, report, samples=samples, seed=seed)
+
+
+def play(rollout: Rollout, agent: Agent, tasks: Sequence[Task], *, samples: int, seed: int,
+         on_episode: Callable[[Trajectory], None] | None = None) -> tuple[list[Group], RolloutReport]:
+    """The episodes of an evaluation, for who wants them too; `summarise` makes the numbers."""
     if not tasks or samples < 1:
         raise ValueError(f"nothing to evaluate: {len(tasks)} tasks, {samples} samples each")
     try:
-        groups, report = rollout.run(agent, tasks, samples, seed, on_episode)
+        return rollout.run(agent, tasks, samples, seed, on_episode)
     finally:
         if isinstance(agent, ModelAgent):  # what it remembers could change the last bits of what comes next
             agent.engine.load({}, agent.engine.weight_version)
-    return summarise(tasks, groups, report, samples=samples, seed=seed)
 
 
 def summarise(tasks: Sequence[Task], groups: Sequence[Group], report: RolloutReport, *, samples: int,
@@ -137,14 +139,14 @@ def summarise(tasks: Sequence[Task], groups: Sequence[Group], report: RolloutRep
         invalid=float(np.mean([not turn.valid for turn in turns])) if turns else 0.0,
         truncated=float(np.mean([t.truncated for t in episodes])),
         dropped=len(tasks) - len(groups), unscorable=len(groups) - len(counted), errors=dict(report.errors),
-        versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}, groups=groups)
+        versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}})
 
 
 def _rate(right: np.ndarray, samples: int, k: int = 1) -> Rate:
     """pass@k from the successes of each problem, each of which was played `samples` times. # right: int64 [problems]"""
     solved = [pass_at_k(samples, int(c), k) for c in right]
-    # Where all problems fare alike, drawing them again shows no spread and would claim certainty; Wilson's interval, with
-    # one count per problem, doesn't.
+    # Where all problems fare alike, drawing them again shows no spread and would claim certainty. Wilson's interval,
+    # with one count per problem, does not.
     wilson = samples == 1 or min(solved) == max(solved)
     low, high = wilson_interval(sum(solved), len(solved)) if wilson else bootstrap_interval(solved)
     return Rate(n=len(right) * samples, success_rate=float(np.mean(solved)), ci_low=low, ci_high=high,
@@ -160,15 +162,15 @@ def _version(package: str) -> str:
 
 def render(evaluations: Mapping[str, Evaluation]) -> Table:
     """A table with a row per agent, and per family and pass@k where there are several."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     table.add_column("")
-    for heading in ("n", "success", "95% interval", "score", "turns", "tokens", "invalid", "cut"):
+    for heading in ("n", "success", "95% interval", "score", "turns", "tokens", "invalid", "truncated"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, evaluation in evaluations.items():
-        table.add_row(name, *_cells(evaluation), f"{evaluation.score:.3f}", f"{evaluation.turns:.1f}",
+        table.add_row(escape(name), *_cells(evaluation), f"{evaluation.score:.3f}", f"{evaluation.turns:.1f}",
                       f"{evaluation.tokens:.0f}", f"{evaluation.invalid:.1%}", f"{evaluation.truncated:.1%}")
         for family, rate in evaluation.families.items() if len(evaluation.families) > 1 else ():
-            table.add_row(f"  {family}", *_cells(rate))
+            table.add_row(f"  {escape(family)}", *_cells(rate))
         for k, rate in evaluation.pass_at_k.items():
             if k > 1:
                 table.add_row(f"  pass@{k}", *_cells(rate))

@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 
 
-def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval of a success rate, within [0, 1]; (0, 1) for n = 0, where nothing is known.
 
     Raises ValueError unless 0 <= successes <= n and 0 < confidence < 1.
