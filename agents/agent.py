@@ -50,8 +50,7 @@ class ModelAgent:
         """`window`: see `Context`."""
         self.engine, self.temperature, self.window = engine, temperature, window
         self.max_response_tokens = max_response_tokens
-        self.template = ChatTemplate(policy.tokenizer)
-        self.end_ids = policy.end_ids
+        self.template = ChatTemplate(policy.tokenizer, policy.end_ids)
 
     def start(self, env: TextEnv, observation: str, seed: int) -> "ModelActor":
         return ModelActor(self, env, Context(self.template, env.system_prompt, observation, self.window), seed)
@@ -76,7 +75,7 @@ class ModelActor:
             episode=str(self._seed)))
         self._turn += 1
         ids = completion.response_ids
-        spoken = ids[:-1] if len(ids) and int(ids[-1]) in self._agent.end_ids else ids
+        spoken = ids[:-1] if len(ids) and int(ids[-1]) in self._agent.template.end_ids else ids
         text = self._agent.template.tokenizer.decode(spoken)
         return Response(text=text, prompt_ids=prompt_ids, response_ids=ids, logprobs=completion.logprobs,
                         finish_reason=completion.finish_reason, weight_version=completion.weight_version)
@@ -95,7 +94,7 @@ class ScriptedAgent:
         if kind not in ("gold", "random", "noop"):
             raise ValueError(f"no scripted agent {kind!r}; there are gold, random and noop")
         self.kind = kind
-        self.template = ChatTemplate(policy.tokenizer) if policy else None
+        self.template = ChatTemplate(policy.tokenizer, policy.end_ids) if policy else None
 
     def start(self, env: TextEnv, observation: str, seed: int) -> "ScriptedActor":
         return ScriptedActor(self, env, observation, np.random.default_rng(seed))

@@ -5,7 +5,7 @@ before (thinking dropped from earlier turns, say), the next prompt is rendered a
 training rows then split there by themselves, since a row goes on only where a prompt extends what the last one became.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -21,12 +21,16 @@ _OBSERVATION = " ψ "
 class ChatTemplate:
     """Renders conversations with a tokenizer's chat template; plain text, line by line, where it has none."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int]):
+        """`end_ids`: every token that ends a response."""
+        self.tokenizer, self.end_ids = tokenizer, end_ids
         self.plain = not tokenizer.chat_template
         self._folds_system = not self.plain and not self._knows_system_role()
-        self._encode_cached = lru_cache(maxsize=65536)(self._encode)
+        self._encode_cached = lru_cache(maxsize=4096)(self._encode)
         self._between = None if self.plain else self._fixed_text_between_turns()
+        self._lacks_bos = self._tokenizer_adds_bos() \
+            and tokenizer.bos_token_id not in self._encode(self.render([{"role": "user", "content": "υ"}]))
+        self._end_id = self._end_of_response()
 
     def render(self, messages: Sequence[Message]) -> str:
         """The text whose continuation is the next response."""
@@ -41,23 +45,20 @@ class ChatTemplate:
     def opening(self, messages: Sequence[Message]) -> list[int]:
         """Ids of the first prompt, with exactly one beginning-of-text token where the tokenizer wants one."""
         ids = self._encode(self.render(messages))
-        bos = self.tokenizer.bos_token_id
-        if self.plain and bos is not None and ids[:1] != [bos] \
-                and self.tokenizer("a").input_ids[:1] == [bos]:
-            ids = [bos, *ids]
-        return ids
+        return [self.tokenizer.bos_token_id, *ids] if self._lacks_bos else ids
 
-    def extension(self, messages: Sequence[Message], before: str, response: str, observation: str) -> str | None:
+    def extension(self, messages: Sequence[Message]) -> str | None:
         """The text between a response and the next one; None where the template rewrites what came before.
 
-        `messages` end with the response and the observation, `before` is the rendered text up to the response.
+        `messages` end with the response and the observation.
         """
+        response, observation = (message["content"] for message in messages[-2:])
         if self.plain:
             return "\n" + observation + "\n"
         if self._between is not None:
             head, tail, strip = self._between
             return head + (observation.strip() if strip else observation) + tail
-        text = self.render(messages)
+        before, text = self.render(messages[:-2]), self.render(messages)
         for kept in (response, response.strip(), response.lstrip(), response.rstrip()):
             if text.startswith(before + kept):
                 return text[len(before + kept):]
@@ -65,15 +66,30 @@ class ChatTemplate:
 
     def extension_ids(self, text: str, last_id: int | None) -> list[int]:
         """Ids of a between-turns text, without the end token that the response already ends with."""
-        ids = list(self._encode_cached(text))
-        return ids[1:] if ids and ids[0] == last_id else ids
+        ids = self._encode_cached(text)
+        return ids[1:] if last_id in self.end_ids and ids[:1] == [last_id] else ids
 
     def response_ids(self, text: str) -> np.ndarray:
         """Ids of a response as a model would write it, end token included. # int64 [response_length]"""
-        return np.array([*self._encode(text), self.tokenizer.eos_token_id], dtype=np.int64)
+        end = [] if self._end_id is None else [self._end_id]
+        return np.array(self._encode(text) + end, dtype=np.int64)
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False).input_ids
+
+    def _tokenizer_adds_bos(self) -> bool:
+        bos = self.tokenizer.bos_token_id
+        return bos is not None and self.tokenizer("a").input_ids[:1] == [bos]
+
+    def _end_of_response(self) -> int | None:
+        """The end token that the template writes behind a response (not always the tokenizer's)."""
+        if not self.plain:
+            text = self.render([{"role": "user", "content": "υ"}, {"role": "assistant", "content": "ω"},
+                                {"role": "user", "content": "υ"}])
+            after = self._encode(text.partition("ω")[2])
+            if after and after[0] in self.end_ids:
+                return after[0]
+        return self.tokenizer.eos_token_id
 
     def _knows_system_role(self) -> bool:
         probe = [{"role": "system", "content": "σ"}, {"role": "user", "content": "υ"}]
@@ -108,6 +124,8 @@ class Context:
     """
 
     def __init__(self, template: ChatTemplate, system_prompt: str, observation: str, window: int | None = None):
+        if window is not None and window < 1:
+            raise ValueError(f"a window holds at least the last turn: window must be 1 or more, got {window}")
         self._template, self._window = template, window
         self._opening: list[Message] = [{"role": "system", "content": system_prompt}] if system_prompt else []
         self._history: list[Message] = [{"role": "user", "content": observation}]
@@ -127,17 +145,13 @@ class Context:
             self._history = [self._history[0], *self._history[1:][-2 * self._window:]]
             self._start()
             return
-        before = self._text + response
-        between = self._template.extension(self._opening + self._history, self._text, response, observation)
+        between = self._template.extension(self._opening + self._history)
         if between is None:
             self.breaks += 1
             self._start()
             return
-        self._text = before + between
         self._ids += response_ids.tolist()
         self._ids += self._template.extension_ids(between, int(response_ids[-1]) if len(response_ids) else None)
 
     def _start(self) -> None:
-        messages = self._opening + self._history
-        self._text = self._template.render(messages)
-        self._ids = self._template.opening(messages)
+        self._ids = self._template.opening(self._opening + self._history)

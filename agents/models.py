@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
 
 class ModelError(ValueError):
     """A model cannot be loaded; the message says what was tried and what to do."""
@@ -47,19 +49,28 @@ def load_policy(path: str, *, dtype: str = "float32", device: str | None = None)
     Dropout is switched off, so that sampling, scoring and training see one and the same policy. Raises ModelError.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    name, options = path, {}
+    if dtype not in DTYPES:
+        raise ModelError(f"unknown dtype {dtype!r}; one of {', '.join(DTYPES)}")
+    file, name, options = Path(path).expanduser(), path, {}
     if path.endswith(".gguf"):
-        name, options = str(Path(path).parent), {"gguf_file": Path(path).name}
-        if not Path(path).is_file():
+        name, options = str(file.parent), {"gguf_file": file.name}
+        if not file.is_file():
             raise ModelError(f"no GGUF file {path}")
-    elif path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
-        raise ModelError(f"no model folder {path}")
+    elif path.startswith((".", "/", "~")) or file.exists():
+        name = str(file)
+        if not file.is_dir():
+            raise ModelError(f"no model folder {path}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype), **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"cannot load the model {path!r}: {error}\nGive a folder in transformers' format, a .gguf "
-                         "file, or the name of a model on the hub that this machine can reach") from error
+        model, report = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype),
+                                                             output_loading_info=True, **options)
+    except Exception as error:  # each part of a broken model breaks another library, with exceptions of its own
+        raise ModelError(f"cannot load the model {path!r}: {type(error).__name__}: {error}\nGive a folder in "
+                         "transformers' format, a .gguf file, or the name of a model on the hub that this machine can "
+                         "reach") from error
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(f"the model {path!r} lacks {len(missing)} weights of a {type(model).__name__} "
+                         f"({', '.join(missing[:3])}, ...), which would be random: give a causal language model, whole")
     if options:
         _forget_quantisation(model)
     return Policy(prepare(model).to(device), tokenizer)

@@ -1,13 +1,16 @@
 """Running many episodes: asynchronously, with deadlines, retries and nothing that turns an error into a reward.
 
 An episode never waits for another; each has an environment of its own from a pool that is reused. An episode that fails
-is retried within its budget; when that is spent its whole group is dropped and counted, with the first traceback.
+is retried within its budget; when that is spent its whole group is dropped at once and counted, with the first
+traceback.
 """
 
 import asyncio
 import hashlib
+import threading
 import time
 import traceback
+import warnings
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -39,7 +42,7 @@ class RolloutReport:
     retries: int = 0
     dropped_groups: int = 0
     errors: Counter[str] = field(default_factory=Counter)
-    """Failed episodes (final tries) by status and exception type."""
+    """Dropped groups by status and exception type of the episode that failed first."""
     first_traceback: str = ""
 
     def add(self, other: "RolloutReport") -> None:
@@ -51,7 +54,7 @@ class RolloutReport:
 
 
 class _EpisodeError(Exception):
-    """An episode failed; `status` says where."""
+    """An episode failed for good; `status` says where."""
 
     def __init__(self, status: Status, cause: BaseException):
         super().__init__(f"{type(cause).__name__}: {cause}")
@@ -60,12 +63,6 @@ class _EpisodeError(Exception):
     @property
     def name(self) -> str:
         return f"{self.status}:{type(self.cause).__name__}"
-
-
-def _as_episode_error(error: Exception) -> _EpisodeError:
-    if isinstance(error, _EpisodeError):
-        return error
-    return _EpisodeError(Status.ERROR_TIMEOUT if isinstance(error, TimeoutError) else Status.ERROR_AGENT, error)
 
 
 class Rollout:
@@ -77,11 +74,13 @@ class Rollout:
         self.make_env = make_env
         self._concurrency, self._retries, self._episode_seconds = concurrency, retries, episode_seconds
         self._idle: list[TextEnv] = []
+        self._entered: set[TextEnv] = set()
+        """Environments that a thread is in, some of them past their episode's deadline."""
 
     def close(self) -> None:
         """Close the pool's environments."""
         while self._idle:
-            self._idle.pop().close()
+            self._discard(self._idle.pop())
 
     def run(self, agent: Agent, tasks: Sequence[Task], group_size: int, seed: int,
             on_episode: Callable[[Trajectory], None] | None = None) -> tuple[list[Group], RolloutReport]:
@@ -99,14 +98,23 @@ class Rollout:
         async def member(place: int, index: int) -> None:
             async with gate:
                 episode_seed = derive_seed(seed, tasks[place].key, place, index)
-                results[place][index] = await self._with_retries(agent, tasks[place], episode_seed, report)
-            if results[place][index] is not None:
-                on_episode(results[place][index])
+                trajectory = await self._with_retries(agent, tasks[place], episode_seed, report)
+            results[place][index] = trajectory
+            on_episode(trajectory)
+
+        async def group(place: int) -> None:
+            try:
+                async with asyncio.TaskGroup() as members:  # one that fails for good cancels the others
+                    for index in range(group_size):
+                        members.create_task(member(place, index))
+            except* _EpisodeError as failures:
+                first = failures.exceptions[0]
+                report.errors[first.name] += 1
+                report.first_traceback = report.first_traceback or "".join(traceback.format_exception(first.cause))
 
         async with asyncio.TaskGroup() as running:
             for place in range(len(tasks)):
-                for index in range(group_size):
-                    running.create_task(member(place, index))
+                running.create_task(group(place))
         groups = [Group(task=task, trajectories=tuple(members))
                   for task, members in zip(tasks, results) if all(members)]
         report.dropped_groups = len(tasks) - len(groups)
@@ -120,23 +128,42 @@ class Rollout:
         report.seconds = time.perf_counter() - started
         return groups, report
 
-    async def _with_retries(self, agent: Agent, task: Task, seed: int, report: RolloutReport) -> Trajectory | None:
+    async def _with_retries(self, agent: Agent, task: Task, seed: int, report: RolloutReport) -> Trajectory:
+        """Raises _EpisodeError where the last try fails too."""
         for attempt in range(self._retries + 1):
-            env = self._idle.pop() if self._idle else self.make_env()
             try:
-                async with asyncio.timeout(self._episode_seconds):
-                    trajectory = await self._episode(agent, env, task, derive_seed(seed, attempt), report)
-                self._idle.append(env)
-                return trajectory
+                return await self._try(agent, task, derive_seed(seed, attempt), report)
+            except _EpisodeError as error:
+                failure = error
+            except TimeoutError as error:
+                failure = _EpisodeError(Status.ERROR_TIMEOUT, error)
             except Exception as error:  # whatever it is, it must not take the other episodes with it
-                failure = _as_episode_error(error)
-                env.close()  # its state is unknown: never reused
-            if attempt < self._retries:
-                report.retries += 1
-        report.errors[failure.name] += 1
-        if not report.first_traceback:
-            report.first_traceback = "".join(traceback.format_exception(failure.cause))
-        return None
+                failure = _EpisodeError(Status.ERROR_AGENT, error)
+            report.retries += attempt < self._retries
+        raise failure
+
+    async def _try(self, agent: Agent, task: Task, seed: int, report: RolloutReport) -> Trajectory:
+        try:
+            env = self._idle.pop() if self._idle else self.make_env()
+        except Exception as error:
+            raise _EpisodeError(Status.ERROR_ENVIRONMENT, error) from error
+        try:
+            async with asyncio.timeout(self._episode_seconds):
+                trajectory = await self._episode(agent, env, task, seed, report)
+        except BaseException:  # also where a sibling's failure cancels it
+            self._discard(env)
+            raise
+        self._idle.append(env)
+        return trajectory
+
+    def _discard(self, env: TextEnv) -> None:
+        """Close an environment that is not reused, unless a thread is in it: then it is closed when that comes out."""
+        if env in self._entered:
+            return
+        try:
+            env.close()
+        except Exception as error:
+            warnings.warn(f"closing a {type(env).__name__} failed: {type(error).__name__}: {error}", stacklevel=2)
 
     async def _episode(self, agent: Agent, env: TextEnv, task: Task, seed: int, report: RolloutReport) -> Trajectory:
         observation, info = await self._call(env, report, lambda: env.reset(options={"task": task}))
@@ -167,11 +194,42 @@ class Rollout:
     async def _call(self, env: TextEnv, report: RolloutReport, call: Callable):
         started = time.perf_counter()
         try:
-            return await asyncio.to_thread(call) if env.blocking else call()
+            return await self._in_thread(env, call) if env.blocking else call()
         except Exception as error:
             raise _EpisodeError(Status.ERROR_ENVIRONMENT, error) from error
         finally:
             report.environment_seconds += time.perf_counter() - started
+
+    async def _in_thread(self, env: TextEnv, call: Callable):
+        """What `call` returns or raises, from a daemon thread: one that never comes back holds up neither the rollout
+        nor the end of the process."""
+        loop = asyncio.get_running_loop()
+        result = loop.create_future()
+        self._entered.add(env)
+
+        def leave(value: object, error: Exception | None) -> None:
+            self._entered.discard(env)
+            if result.done():  # nobody waits for it any more
+                self._discard(env)
+            else:
+                result.set_result((value, error))
+
+        def work() -> None:
+            value = error = None
+            try:
+                value = call()
+            except Exception as raised:
+                error = raised
+            try:
+                loop.call_soon_threadsafe(leave, value, error)
+            except RuntimeError:  # the loop is closed: the rollout is over
+                leave(value, error)
+
+        threading.Thread(target=work, daemon=True).start()
+        value, error = await result
+        if error is not None:
+            raise error
+        return value
 
 
 def derive_seed(*parts: object) -> int:

@@ -23,7 +23,7 @@ class Rows:
     token_ids: torch.Tensor
     """# int64 [rows, width]"""
     positions: torch.Tensor
-    """Restart at 0 at each sequence; the filler behind the last one counts as a sequence. # int64 [rows, width]"""
+    """Restart at 0 at each sequence and are 0 in the filler behind the last one. # int64 [rows, width]"""
     places: np.ndarray
     """Where token i of the concatenated sequences stands in the flattened rows. # int64 [tokens]"""
 
@@ -43,8 +43,6 @@ def pack_rows(sequences: Sequence[np.ndarray], width: int) -> Rows:
         used[row] += int(lengths[i])
     width = max(used)
     token_ids, positions = np.zeros((len(used), width), np.int64), np.zeros((len(used), width), np.int64)
-    for row, length in enumerate(used):
-        positions[row, length:] = np.arange(width - length)
     for row, column, sequence in zip(row_of, column_of, sequences):
         token_ids[row, column:column + len(sequence)] = sequence
         positions[row, column:column + len(sequence)] = np.arange(len(sequence))
@@ -72,8 +70,9 @@ def head_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def token_logprobs(model: PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: float,
-                   with_entropy: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+def token_logprobs(model: PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, *,
+                   with_entropy: bool = False, entropy_gradient: bool = False
+                   ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probability of each target under the hidden state before it, and the entropy there if asked.
     # float32 [tokens]
 
@@ -83,31 +82,37 @@ def token_logprobs(model: PreTrainedModel, hidden: torch.Tensor, targets: torch.
         logits = head_logits(model, h) / temperature
         normaliser = logits.logsumexp(-1)
         chosen = logits.gather(-1, t[:, None])[:, 0] - normaliser
-        entropy = normaliser - (logits.softmax(-1) * logits).sum(-1) if with_entropy else chosen.detach()
-        return chosen, entropy
+        if not with_entropy:
+            return chosen, chosen.detach()
+        # Comes last, since the backward pass computes again only as far as it needs.
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            return chosen, normaliser - (logits.softmax(-1) * logits).sum(-1)
 
-    size = max(1, CHUNK // model.config.vocab_size)
+    size = max(1, CHUNK // model.config.get_text_config().vocab_size)
     chunks = list(zip(hidden.split(size), targets.split(size)))
     if torch.is_grad_enabled() and len(chunks) > 1:
         results = [checkpoint(chunk_logprobs, h, t, use_reentrant=False) for h, t in chunks]
     else:
         results = [chunk_logprobs(h, t) for h, t in chunks]
-    if not results:
-        empty = hidden.new_zeros(0, dtype=torch.float32)
-        return empty, empty if with_entropy else None
     logprobs, entropies = zip(*results)
     return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
 
 
-def check_head(model: PreTrainedModel) -> None:
-    """Raise ValueError where `head_logits` of the last hidden states is not what the model's own forward returns."""
-    ids = torch.arange(4, device=model.device)[None] % model.config.vocab_size
-    rows = Rows(ids, torch.arange(4)[None], np.arange(4))
-    with torch.no_grad():
-        own = model(input_ids=ids).logits[0].float()
-        ours = head_logits(model, final_hidden(model, rows))
-    if not torch.allclose(own, ours, atol=1e-3 * float(own.abs().max()) + 1e-6):
-        raise ValueError(f"{type(model).__name__} changes its logits in a way that scoring does not know")
+def check_model(model: PreTrainedModel) -> None:
+    """Raise ValueError unless scoring packed sequences gives the logits of the model's own forward on each alone."""
+    sequences = [np.arange(1, 7), np.arange(4, 0, -1)]
+    try:
+        with torch.no_grad():
+            rows = pack_rows(sequences, 12)
+            ours = head_logits(model, final_hidden(model, rows))[torch.from_numpy(rows.places).to(model.device)]
+            own = torch.cat([model(input_ids=torch.from_numpy(s)[None].to(model.device)).logits[0].float()
+                             for s in sequences])
+    except (TypeError, NotImplementedError) as error:
+        raise ValueError(f"{type(model).__name__} cannot read sequences packed into one row: {error}") from error
+    tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 2e-2
+    if not torch.allclose(own, ours, rtol=0.0, atol=tolerance * float(own.abs().max()) + 1e-6):
+        raise ValueError(f"{type(model).__name__} gives packed sequences other logits than its own forward does: it "
+                         "changes its logits, or mixes the sequences of a row, in a way that scoring does not know")
 
 
 @torch.no_grad()
@@ -123,7 +128,7 @@ def score_sequences(model: PreTrainedModel, sequences: Sequence[np.ndarray], tem
         before = torch.from_numpy(rows.places).to(model.device).roll(1)
         logprobs = token_logprobs(model, hidden[before], ids, temperature)[0].cpu().numpy()
         for one in np.split(logprobs, np.cumsum([len(s) for s in some])[:-1]):
-            one[0] = 0.0
+            one[:1] = 0.0
             results.append(one)
     return results
 

@@ -67,10 +67,10 @@ class SlotCache(Cache):
         self.positions: torch.Tensor | None = None
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
-    def place(self, first: int, positions: torch.Tensor) -> None:
-        """The next forward pass writes rows `first`, `first + 1`, ... at `positions`. # int64 [rows, tokens]"""
-        self.first, self.positions = first, positions
-        self.length = int(positions.max()) + 1
+    def place(self, first: int, positions: torch.Tensor, length: int) -> None:
+        """The next forward pass writes rows `first`, `first + 1`, ... at `positions`, all below `length`.
+        # int64 [rows, tokens]"""
+        self.first, self.positions, self.length = first, positions, length
         if self.length > self.capacity:
             self.capacity = max(-(-self.length // GROWTH) * GROWTH, min(2 * self.capacity, self.capacity + 512))
 

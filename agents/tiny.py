@@ -55,7 +55,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, fixed: Sequence[str] 
         pre_tokenizers.Split(Regex(r"[0-9]{1,2}|\s(?=[0-9])|[^\w\s]"), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
-    known = sorted({tag for text in texts for tag in TAG.findall(text)}) + list(fixed)
+    # A byte-level decoder takes a whole token in other letters for bytes, so those texts are left to BPE.
+    known = sorted({tag for text in texts for tag in TAG.findall(text)}) + [text for text in fixed if text.isascii()]
     tokenizer.train_from_iterator(
         (TAG.sub(" ", text) for text in texts),
         trainers.BpeTrainer(vocab_size=vocabulary - len(known), special_tokens=[PAD, END, *ROLES], show_progress=False,

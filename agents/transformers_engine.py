@@ -6,21 +6,25 @@ then read only from where it differs.
 """
 
 import asyncio
+import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
 import torch
 
 from agents.engine import Completion, Request
 from agents.models import ModelError, Policy
-from agents.scoring import check_head, head_logits, score_sequences
+from agents.scoring import check_model, head_logits, score_sequences
 from agents.slot_cache import SlotCache
 
 JOIN_SHARE = 8
 """Waiting requests join when they are at least one in so many of the running ones: a prefill has a fixed cost."""
-
+JOIN_TOKENS = 32768
+"""Prompt tokens read in one pass, filler included (or one longer prompt): a bound on memory."""
 WORTH_WAITING = 8
 """Prompt tokens that a request must save to wait a round for them."""
 DONORS = 64
@@ -51,12 +55,17 @@ class TransformersEngine:
         self.sampled_tokens = 0
         self.prefilled_tokens = 0
         self._check_layers()
-        check_head(policy.model)
+        check_model(policy.model)
         self._slots = [_Slot() for _ in range(slots)]
         self._cache = self._new_cache()
         self._running = 0
+        self._idle = dict.fromkeys(self._slots)
+        """The rows behind the running ones, the one idle longest first."""
+        self._held: dict[str, _Slot] = {}
+        """Idle rows by their episode."""
         self._donors: deque[_Slot] = deque(maxlen=DONORS)
         self._waiting: deque[tuple[Request, asyncio.Future]] = deque()
+        self._unanswered: set[asyncio.Future] = set()
         self._loop: asyncio.Task | None = None
         self._end_ids = policy.end_ids
         self._stop_ids: dict[tuple[str, ...], frozenset[int]] = {}
@@ -68,12 +77,16 @@ class TransformersEngine:
             return Completion(response_ids=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32),
                               finish_reason="length", weight_version=self.weight_version)
         answer = asyncio.get_running_loop().create_future()
+        self._unanswered.add(answer)
+        answer.add_done_callback(self._unanswered.discard)
         self._waiting.append((request, answer))
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._run())
         return await answer
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        if self._running:
+            raise RuntimeError(f"{self._running} requests are running: load weights between rollouts")
         own = self.policy.model.state_dict()
         if unknown := [name for name in weights if name not in own]:
             raise ValueError(f"weights that the engine's model lacks: {', '.join(unknown[:3])}")
@@ -97,18 +110,18 @@ class TransformersEngine:
                 else:
                     self._advance(0, self._running, [1] * self._running)
                 await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            self._fail("cancelled")
+        except asyncio.CancelledError as error:
+            self._fail(error)
             raise
         except Exception as error:
-            self._fail(f"{type(error).__name__}: {error}")
+            self._fail(error)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, cause: BaseException) -> None:
         # Every episode that waits hears of it through its own answer; the next request starts afresh.
-        waiting = [slot.answer for slot in self._slots[:self._running]] + [answer for _, answer in self._waiting]
-        for answer in waiting:
-            if not answer.done():
-                answer.set_exception(RuntimeError(f"the engine failed: {reason}"))
+        for answer in [answer for answer in self._unanswered if not answer.done()]:
+            failure = RuntimeError(f"the engine failed: {type(cause).__name__}: {cause}")
+            failure.__cause__ = cause
+            answer.set_exception(failure)
         self._waiting.clear()
         self._running = 0
         self._forget()
@@ -116,6 +129,8 @@ class TransformersEngine:
     def _forget(self) -> None:
         for slot in self._slots:
             slot.episode, slot.cached, slot.request, slot.answer = "", [], None, None
+        self._idle = dict.fromkeys(self._slots)
+        self._held.clear()
         self._donors.clear()
 
     def _drop_cancelled(self) -> None:
@@ -130,47 +145,44 @@ class TransformersEngine:
         A prompt that begins as one that was read before starts from a copy of those keys and values. Where it begins as
         one that joins only now, it waits for the next round instead: a group's common prompt is read once.
         """
-        first, later = self._running, []
-        while self._waiting and self._running < len(self._slots):
-            request, answer = self._waiting.popleft()
+        first, later, news = self._running, [], []
+        read = sorted(((slot.cached, slot) for slot in set(self._donors)), key=itemgetter(0))
+        joining: list[tuple[list[int], _Slot]] = []
+        while self._waiting and self._idle:
+            request, answer = self._waiting[0]
             prompt = request.prompt_ids.tolist()
-            row = self._row_for(request.episode)
-            own = _common_prefix(self._slots[row].cached, prompt) if self._holds(row, request.episode) else 0
-            donor, shared = self._best_donor(prompt)
-            joining = max((_common_prefix(slot.request.prompt_ids.tolist(), prompt)
-                           for slot in self._slots[first:self._running]), default=0) if own < len(prompt) // 2 else 0
-            if joining > max(own, shared) + WORTH_WAITING:
-                later.append((request, answer))
+            held = self._held.get(request.episode)
+            own = _common_prefix(held.cached, prompt) if held else 0
+            donor, shared = _closest(read, prompt)
+            if _closest(joining, prompt)[1] > max(own, shared) + WORTH_WAITING:
+                later.append(self._waiting.popleft())
                 continue
-            self._swap(row, self._running)
-            slot = self._slots[self._running]
+            cached = min(max(own, shared), len(prompt) - 1)
+            new = len(prompt) - cached
+            if news and (len(news) + 1) * max(*news, new) > JOIN_TOKENS:
+                break
+            self._waiting.popleft()
+            news.append(new)
+            slot = self._next_row(request.episode)
             if shared > own:
-                own = shared
-                self._cache.copy(self._slots.index(donor), self._running, shared)
-            slot.episode, slot.cached = request.episode, prompt[:min(own, len(prompt) - 1)]
+                self._cache.copy(self._slots.index(donor), self._running, cached)
+            slot.episode, slot.cached = request.episode, prompt[:cached]
             slot.request, slot.answer, slot.response, slot.logprobs = request, answer, [], []
             self._running += 1
+            insort(joining, (prompt, slot), key=itemgetter(0))
+            read = [entry for entry in read if entry[1] is not slot]
         self._waiting.extendleft(reversed(later))
-        joined = self._slots[first:self._running]
-        news = [len(slot.request.prompt_ids) - len(slot.cached) for slot in joined]
         self.prefilled_tokens += sum(news)
-        self._donors.extend(slot for slot, new in zip(joined, news) if new > WORTH_WAITING)
+        self._donors.extend(slot for slot, new in zip(self._slots[first:self._running], news) if new > WORTH_WAITING)
         self._advance(first, self._running, news)
 
-    def _best_donor(self, prompt: list[int]) -> tuple[_Slot | None, int]:
-        """The recently read row that shares the longest beginning with the prompt, and how long that is."""
-        donor = max(self._donors, key=lambda slot: _common_prefix(slot.cached, prompt), default=None)
-        return donor, _common_prefix(donor.cached, prompt) if donor else 0
-
-    def _holds(self, row: int, episode: str) -> bool:
-        return bool(episode) and self._slots[row].episode == episode
-
-    def _row_for(self, episode: str) -> int:
-        """The idle row that holds this episode; else an empty one; else the one idle longest."""
-        idle = range(self._running, len(self._slots))
-        if (held := next((i for i in idle if self._holds(i, episode)), None)) is not None:
-            return held
-        return next((i for i in idle if not self._slots[i].episode), len(self._slots) - 1)
+    def _next_row(self, episode: str) -> _Slot:
+        """The idle row that holds this episode, else the one idle longest, put right behind the running ones."""
+        slot = self._held.get(episode) or next(iter(self._idle))
+        del self._idle[slot]
+        self._held.pop(slot.episode, None)
+        self._swap(self._slots.index(slot), self._running)
+        return slot
 
     @torch.no_grad()
     def _advance(self, first: int, end: int, news: list[int]) -> None:
@@ -187,7 +199,7 @@ class TransformersEngine:
             slot.cached.extend(ids[row, :new].tolist())
         device = self.policy.device
         positions = torch.from_numpy(starts[:, None] + np.arange(width)).to(device)
-        self._cache.place(first, positions)
+        self._cache.place(first, positions, int(starts.max()) + width)
         hidden = self.policy.model.base_model(
             input_ids=torch.from_numpy(ids).to(device), position_ids=positions.clamp(max=self.policy.max_context - 1),
             attention_mask=self._mask(), past_key_values=self._cache, use_cache=True).last_hidden_state
@@ -200,6 +212,8 @@ class TransformersEngine:
         self.sampled_tokens += len(slots)
         finished = []
         for index, (slot, token, logprob) in enumerate(zip(slots, ids, logprobs)):
+            if math.isnan(logprob):
+                raise FloatingPointError("the model's logits are NaN; look at its weights and dtype")
             slot.response.append(token)
             slot.logprobs.append(logprob)
             if reason := self._finish_reason(slot, token):
@@ -216,7 +230,8 @@ class TransformersEngine:
         if token in self._end_ids:
             return "stop"
         if request.stop and token in self._ids_ending(request.stop):
-            tail = self.policy.tokenizer.decode(slot.response[-max(map(len, request.stop)):])
+            longest = max(len(stop.encode()) for stop in request.stop)  # in tokens it is at most that, and a space
+            tail = self.policy.tokenizer.decode(slot.response[-longest - 1:])
             if any(stop in tail for stop in request.stop):
                 return "stop"
         full = len(request.prompt_ids) + len(slot.response) >= self.max_context
@@ -225,9 +240,10 @@ class TransformersEngine:
     def _ids_ending(self, stop: tuple[str, ...]) -> frozenset[int]:
         """The tokens that can complete a stop text: only after these is text decoded."""
         if stop not in self._stop_ids:
-            last = {text[-1] for text in stop}
+            # A token may hold only the last byte of a character, and loses its leading space where it comes first.
+            last = {text[-1] for text in stop} | {"\N{REPLACEMENT CHARACTER}"}
             tokenizer = self.policy.tokenizer
-            texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
+            texts = tokenizer.batch_decode([[i, i] for i in range(len(tokenizer))])
             self._stop_ids[stop] = frozenset(i for i, text in enumerate(texts) if last & set(text))
         return self._stop_ids[stop]
 
@@ -237,6 +253,9 @@ class TransformersEngine:
         slot.request = slot.answer = None
         self._running -= 1
         self._swap(index, self._running)
+        self._idle[slot] = None
+        if slot.episode:
+            self._held[slot.episode] = slot
 
     def _swap(self, a: int, b: int) -> None:
         self._cache.swap(a, b, max(len(self._slots[a].cached), len(self._slots[b].cached)))
@@ -246,21 +265,30 @@ class TransformersEngine:
         return SlotCache(self.policy.model.config.get_text_config().num_hidden_layers, len(self._slots))
 
     def _check_layers(self) -> None:
-        kinds = set(getattr(self.policy.model.config, "layer_types", None) or ["full_attention"])
+        config = self.policy.model.config
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if odd := kinds - {"full_attention", "sliding_attention"}:
             raise ModelError(f"{type(self.policy.model).__name__} has {', '.join(sorted(odd))} layers, which this "
                              "engine cannot cache")
+        if config._attn_implementation not in ("sdpa", "eager"):
+            raise ModelError(f"this engine needs attention masks, which {config._attn_implementation!r} attention does "
+                             "not take: load the model with 'sdpa' or 'eager'")
 
-    def _mask(self):
+    def _mask(self) -> torch.Tensor | dict[str, torch.Tensor]:
+        """The attention mask, or one for each kind of layer where the model has two."""
         config = self.policy.model.config
         window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
         kinds = set(getattr(config, "layer_types", None) or ())
-        if not window or kinds == {"full_attention"}:
-            return self._cache.attention_mask()
         if kinds == {"full_attention", "sliding_attention"}:
-            return {"full_attention": self._cache.attention_mask(),
-                    "sliding_attention": self._cache.attention_mask(window)}
-        return self._cache.attention_mask(window)
+            return {"full_attention": self._one_mask(None), "sliding_attention": self._one_mask(window)}
+        return self._one_mask(None if kinds == {"full_attention"} else window)
+
+    def _one_mask(self, window: int | None) -> torch.Tensor:
+        visible, model = self._cache.attention_mask(window), self.policy.model
+        if model.config._attn_implementation == "sdpa":
+            return visible
+        hidden = torch.finfo(model.dtype).min  # eager attention adds its mask to the scores
+        return torch.zeros_like(visible, dtype=model.dtype).masked_fill(~visible, hidden)
 
 
 def sample(logits: torch.Tensor, temperatures: Sequence[float], seeds: Sequence[int],
@@ -292,8 +320,13 @@ def uniform_numbers(seeds: Sequence[int], steps: Sequence[int]) -> np.ndarray:
     return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+def _closest(known: list[tuple[list[int], _Slot]], prompt: list[int]) -> tuple[_Slot | None, int]:
+    """The row whose ids begin most like the prompt, and how many agree; by order, it is next to the prompt's place."""
+    at = bisect_left(known, prompt, key=itemgetter(0))
+    near = [(slot, _common_prefix(ids, prompt)) for ids, slot in known[max(at - 1, 0):at + 1]]
+    return max(near, key=itemgetter(1), default=(None, 0))
+
+
 def _common_prefix(a: list[int], b: list[int]) -> int:
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    return next(i for i in range(n) if a[i] != b[i])
+    lengths = range(1, min(len(a), len(b)) + 1)
+    return bisect_left(lengths, True, key=lambda n: a[:n] != b[:n])

@@ -1,7 +1,7 @@
 """From trajectories to the tokens that a learner reads: no padding, every sampled token once, exactly as sampled.
 
 Turns whose prompts extend what came before become one sequence; where a prompt does not (a window, a rewritten
-history), a new sequence begins. Example of one trajectory (P prompt, A action, E environment; 1 marks the trained tokens):
+history), a new sequence begins. Example of one trajectory (P prompt, A action, E environment; 1 marks trained tokens):
 
     ids      P0 P1 A0 A1 E0 E1 A2
     trained  0  0  1  1  0  0  1
@@ -74,12 +74,15 @@ class Batch:
             yield self.select(wanted[part])
 
     def minibatches(self, count: int, rng: np.random.Generator) -> Iterator["Batch"]:
-        """`count` disjoint parts of nearly equally many trajectories, drawn at random; one is the batch as it is."""
+        """`count` disjoint parts of nearly equally many trajectories, drawn at random; one is the batch as it is.
+
+        There are always `count`, some of them empty where there are fewer trajectories: ranks take equally many steps.
+        """
         trajectories = np.unique(self.trajectory_index)
         if count == 1:
             yield self
             return
-        for part in np.array_split(rng.permutation(trajectories), min(count, len(trajectories))):
+        for part in np.array_split(rng.permutation(trajectories), count):
             yield self.select(part)
 
 

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,10 +14,10 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from transformers import PreTrainedModel
 
 from agents.models import Policy
-from agents.scoring import check_head, final_hidden, pack_rows, score_sequences, token_logprobs
+from agents.scoring import check_model, final_hidden, pack_rows, score_sequences, token_logprobs
 from trainers.algorithms import Algorithm
 from trainers.batch import Batch
-from trainers.loss import Counts, LossInput
+from trainers.loss import Counts, LossInput, aggregate
 from trainers.settings import settings
 
 
@@ -46,13 +46,16 @@ class OptimizerSettings:
 
 
 class Learner:
-    """A policy in training. With torch.distributed initialised each rank holds a part of the batch; gradients add up."""
+    """A policy in training. With torch.distributed initialised each rank holds a part of each batch; gradients add up.
+    """
 
     def __init__(self, policy: Policy, algorithm: Algorithm, optimizer: OptimizerSettings, *, temperature: float = 1.0,
                  total_steps: int = 0, reference: PreTrainedModel | None = None):
         """`temperature` is the one that the behaviour policy sampled with; `total_steps` gradient steps end the
         learning-rate schedule; `reference` is what a KL term holds on to, by default the policy as it is now."""
-        check_head(policy.model)
+        if temperature <= 0:
+            raise ValueError(f"temperature {temperature}: a greedy policy has no gradient; sample at more than 0")
+        check_model(policy.model)
         self.policy, self.algorithm, self.settings, self.temperature = policy, algorithm, optimizer, temperature
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=optimizer.learning_rate, fused=True,
@@ -78,20 +81,22 @@ class Learner:
     def accumulate_gradients(self, batch: Batch) -> dict[str, float]:
         """Add the gradient of the batch's loss to the parameters' `.grad`; returns the metrics."""
         counts = _global_counts(batch.counts, self.policy.device)
-        metrics: dict[str, torch.Tensor] = {}
+        reports = []
         for part in batch.parts(self.settings.micro_batch_tokens):
-            loss, shares = self.algorithm.loss(self.loss_input(part, counts))
+            tokens = self.loss_input(part, counts)
+            loss, shares = self.algorithm.loss(tokens)
             loss.backward()
-            for name, share in shares.items():
-                metrics[name] = metrics.get(name, 0.0) + share
+            reports.append({**_monitor(tokens), **shares})
+        metrics = _merged(reports)
         if dist.is_initialized():
             for parameter in self.parameters:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 dist.all_reduce(parameter.grad)
-            for name in sorted(metrics):
-                dist.all_reduce(metrics[name])
-        return {name: float(value) for name, value in metrics.items()}
+            of_ranks: list[dict[str, float]] = [{}] * dist.get_world_size()
+            dist.all_gather_object(of_ranks, metrics)
+            metrics = _merged(of_ranks)
+        return metrics
 
     def loss_input(self, part: Batch, counts: Counts) -> LossInput:
         """One micro-batch through the model, as the algorithm's loss reads it."""
@@ -105,7 +110,7 @@ class Learner:
 
         logprobs, entropy = token_logprobs(
             self.policy.model, hidden[torch.from_numpy(rows.places[trained - 1]).to(device)], tensor(part.token_ids),
-            self.temperature, with_entropy=True)
+            self.temperature, with_entropy=True, entropy_gradient=self.algorithm.needs.entropy)
         return LossInput(
             logprobs=logprobs, entropy=entropy, behaviour_logprobs=tensor(part.behaviour_logprobs),
             advantages=tensor(part.advantages), turn_index=tensor(part.turn_index), counts=counts,
@@ -141,6 +146,24 @@ class Learner:
                                                 max_tokens=self.settings.micro_batch_tokens,
                                                 width=self.settings.row_tokens))
         return np.where(batch.trained, scores, np.float32(0))
+
+
+def _monitor(tokens: LossInput) -> dict[str, torch.Tensor]:
+    """What is reported whatever the algorithm: means per token, as shares of the batch's, and a largest value.
+
+    At the first gradient step on a batch the policy is the one that sampled it: `logprob_gap` is then the mismatch
+    between engine and learner.
+    """
+    gap = (tokens.logprobs.detach() - tokens.behaviour_logprobs).abs()
+    return {"entropy": aggregate(tokens.entropy.detach(), counts=tokens.counts),
+            "logprob_gap": aggregate(gap, counts=tokens.counts), "logprob_gap_max": gap.max()}
+
+
+def _merged(parts: Sequence[Mapping[str, float | torch.Tensor]]) -> dict[str, float]:
+    """Metrics of all parts of a batch: sums of their shares, and the largest `..._max`."""
+    names = list(dict.fromkeys(name for part in parts for name in part))
+    return {name: float((max if name.endswith("_max") else sum)(part[name] for part in parts if name in part))
+            for name in names}
 
 
 def _learning_rate_factor(step: int, optimizer: OptimizerSettings, total_steps: int) -> float:
