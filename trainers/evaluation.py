@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -20,7 +21,7 @@ from agents.trajectory import Group, Trajectory
 from envs.core import Task, TextEnv, panel_sha256
 from trainers.statistics import bootstrap_interval, pass_at_k, wilson_interval
 
-__all__ = ["Evaluation", "Rate", "evaluate", "pass_at_k", "render", "select_panel"]
+__all__ = ["Evaluation", "Rate", "evaluate", "pass_at_k", "play", "select_panel", "summarise", "table"]
 
 PACKAGES = ("torch", "transformers", "turngym", "gymnasium")
 
@@ -84,6 +85,10 @@ class Evaluation:
         """All numbers as plain JSON values."""
         plain = asdict(self)
         return {**plain, "pass_at_k": {str(k): rate for k, rate in plain["pass_at_k"].items()}}
+
+    def print(self, console: Console, title: str) -> None:
+        """A table of the numbers."""
+        console.print(table({title: self}))
 
 
 def select_panel(env: TextEnv, split: str, episodes: int) -> list[Task]:
@@ -160,22 +165,22 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def render(evaluations: Mapping[str, Evaluation]) -> Table:
+def table(evaluations: Mapping[str, Evaluation]) -> Table:
     """A table with a row per agent, and per family and pass@k where there are several."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-    table.add_column("")
+    rows = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    rows.add_column("", no_wrap=True)
     for heading in ("n", "success", "95% interval", "score", "turns", "tokens", "invalid", "truncated"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        rows.add_column(heading, justify="right", no_wrap=True)
     for name, evaluation in evaluations.items():
-        table.add_row(escape(name), *_cells(evaluation), f"{evaluation.score:.3f}", f"{evaluation.turns:.1f}",
+        rows.add_row(escape(name), *_cells(evaluation), f"{evaluation.score:.3f}", f"{evaluation.turns:.1f}",
                       f"{evaluation.tokens:.0f}", f"{evaluation.invalid:.1%}", f"{evaluation.truncated:.1%}")
         for family, rate in evaluation.families.items() if len(evaluation.families) > 1 else ():
-            table.add_row(f"  {escape(family)}", *_cells(rate))
+            rows.add_row(f"  {escape(family)}", *_cells(rate))
         for k, rate in evaluation.pass_at_k.items():
             if k > 1:
-                table.add_row(f"  pass@{k}", *_cells(rate))
-    return table
+                rows.add_row(f"  pass@{k}", *_cells(rate))
+    return rows
 
 
 def _cells(rate: Rate | Evaluation) -> tuple[str, str, str]:
-    return str(rate.n), f"{rate.success_rate:.1%}", f"{rate.ci_low:.1%} – {rate.ci_high:.1%}"
+    return str(rate.n), f"{rate.success_rate:.1%}", f"{100 * rate.ci_low:.1f}–{rate.ci_high:.1%}"

@@ -1,0 +1,162 @@
+"""Success rate of an agent on the first problems of a split, with its 95% interval.
+
+    python -m scripts.evaluate --env turngym/Countdown-v0 --agent model --model runs/first/checkpoints/step-000100 \\
+        --split heldout --episodes 256 --references --out evaluation.json
+    turngym evaluate --env my_env:me/Guess-v0 --agent random --split train --episodes 10
+
+docs/evaluation.md says what each number means.
+"""
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve whatever runs beside them
+
+import gymnasium
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+import envs
+from agents.agent import Agent, ModelAgent, ScriptedAgent
+from agents.models import load_policy
+from agents.rollout import Rollout, RolloutError
+from agents.trajectory import Group
+from agents.transformers_engine import TransformersEngine
+from envs.core import Task
+from scripts._display import Console
+from trainers.evaluation import Evaluation, play, select_panel, summarise, table
+from trainers.files import replacing
+from trainers.settings import SettingsError, read_overrides
+from trainers.transcripts import write_trajectories
+
+SCRIPTED = ("gold", "random", "noop")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 no problem could be counted, 2 wrong arguments, 130 interrupted."""
+    arguments, console = parse(argv), Console()
+    try:
+        return run(arguments, console)
+    except KeyboardInterrupt:
+        console.error("interrupted; nothing was written")
+        return 130
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="evaluate", description=__doc__, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", required=True, help="namespace/Name-v0, or module:namespace/Name-v0 of your own")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of its constructor")
+    parser.add_argument("--agent", choices=(*SCRIPTED, "model"), required=True)
+    parser.add_argument("--model", metavar="PATH", help="folder, .gguf file or hub name; for --agent model")
+    parser.add_argument("--engine", choices=("transformers",), default="transformers")
+    parser.add_argument("--split", default="heldout")
+    parser.add_argument("--episodes", type=int, default=256, help="problems: the first of the split (default 256)")
+    parser.add_argument("--samples", type=int, default=1, help="episodes per problem (default 1)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--temperature", type=float,
+                        help="0 is greedy (default: 0 for one sample per problem, 1 for several)")
+    parser.add_argument("--max-response-tokens", type=int, default=512, help="in one turn (default 512)")
+    parser.add_argument("--window", type=int, metavar="K", help="a prompt holds the last K turns (default: all)")
+    parser.add_argument("--references", action="store_true", help="also play gold, random and noop")
+    parser.add_argument("--out", type=Path, metavar="F.json", help="write the numbers there")
+    parser.add_argument("--trajectories", type=Path, metavar="F.jsonl", help="write the agent's episodes there")
+    arguments = parser.parse_args(argv)
+    if (arguments.agent == "model") != bool(arguments.model):
+        parser.error("--agent model needs --model PATH, and no other agent takes one")
+    for name, least in (("samples", 1), ("max_response_tokens", 1), ("window", 1), ("temperature", 0)):
+        value = getattr(arguments, name)
+        if value is not None and not least <= value < float("inf"):
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    if arguments.temperature is None:
+        arguments.temperature = 0.0 if arguments.samples == 1 else 1.0
+    for path in (arguments.out, arguments.trajectories):
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            parser.error(f"cannot write {path}: give a file in a folder that exists")
+    return arguments
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What every agent plays."""
+
+    rollout: Rollout
+    tasks: list[Task]
+    samples: int
+    seed: int
+    console: Console
+
+    def play(self, name: str, agent: Agent) -> tuple[Evaluation, list[Group]]:
+        """The agent's evaluation and episodes, with a progress bar in a terminal."""
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=self.console.err, disable=not self.console.err.is_terminal) as progress:
+            bar = progress.add_task(name, total=len(self.tasks) * self.samples)
+            groups, report = play(self.rollout, agent, self.tasks, samples=self.samples, seed=self.seed,
+                                  on_episode=lambda trajectory: progress.advance(bar))
+        if report.dropped_groups:
+            self.console.error(f"{name}: {report.dropped_groups} of {len(self.tasks)} problems failed and do not count "
+                               f"({dict(report.errors)}); the first failure was:\n{report.first_traceback}")
+        return summarise(self.tasks, groups, report, samples=self.samples, seed=self.seed), groups
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    try:
+        options = read_overrides([f"--{option}" for option in arguments.option])
+        env = envs.make(arguments.env, **options)
+        tasks = select_panel(env, arguments.split, arguments.episodes)
+        agent = make_agent(arguments)
+    except (SettingsError, gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
+        console.error(f"cannot evaluate {arguments.env}: {error}")
+        return 2
+    rollout = Rollout(lambda: envs.make(arguments.env, **options))
+    panel = Panel(rollout, tasks, arguments.samples, arguments.seed, console)
+    try:
+        evaluation, groups = panel.play(arguments.agent, agent)
+        references = play_references(panel, arguments.agent) if arguments.references else {}
+    except RolloutError as error:
+        console.error(error)
+        return 1
+    finally:
+        rollout.close()
+        env.close()
+    console.out.print(table({arguments.agent: evaluation, **references}))
+    if arguments.out:
+        with replacing(arguments.out) as file:
+            json.dump(report(arguments, evaluation, references), file, indent=2, allow_nan=False)
+    if arguments.trajectories:
+        write_trajectories(arguments.trajectories, (t for group in groups for t in group.trajectories))
+    return 0
+
+
+def make_agent(arguments: argparse.Namespace) -> Agent:
+    if arguments.agent != "model":
+        return ScriptedAgent(arguments.agent)
+    policy = load_policy(arguments.model)
+    return ModelAgent(TransformersEngine(policy), policy, temperature=arguments.temperature, window=arguments.window,
+                      max_response_tokens=arguments.max_response_tokens)
+
+
+def play_references(panel: Panel, judged: str) -> dict[str, Evaluation]:
+    """Evaluations of the scripted agents but the judged one; without gold where the environment knows no solutions."""
+    references = {}
+    for kind in (kind for kind in SCRIPTED if kind != judged):
+        try:
+            references[kind], _ = panel.play(kind, ScriptedAgent(kind))
+        except RolloutError as error:
+            panel.console.error(f"no {kind} reference: {error}")
+    return references
+
+
+def report(arguments: argparse.Namespace, evaluation: Evaluation, references: dict[str, Evaluation]) -> dict[str, Any]:
+    """What `--out` holds."""
+    model = {name: getattr(arguments, name) for name in ("model", "temperature", "max_response_tokens", "window")}
+    return {**evaluation.to_json(), "agent": arguments.agent, **(model if arguments.agent == "model" else {}),
+            "options": arguments.option, "references": {kind: one.to_json() for kind, one in references.items()}}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
