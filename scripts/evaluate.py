@@ -18,7 +18,6 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve whatever runs beside them
 
 import gymnasium
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import envs
 from agents.agent import Agent, ModelAgent, ScriptedAgent
@@ -28,6 +27,7 @@ from agents.trajectory import Group
 from agents.transformers_engine import TransformersEngine
 from envs.core import Task
 from scripts._display import Console
+from scripts._progress import progress_bar, quiet_transformers
 from trainers.evaluation import Evaluation, play, select_panel, summarise, table
 from trainers.files import replacing
 from trainers.settings import SettingsError, read_overrides
@@ -91,12 +91,10 @@ class Panel:
     console: Console
 
     def play(self, name: str, agent: Agent) -> tuple[Evaluation, list[Group]]:
-        """The agent's evaluation and episodes, with a progress bar in a terminal."""
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Progress(*columns, console=self.console.err, disable=not self.console.err.is_terminal) as progress:
-            bar = progress.add_task(name, total=len(self.tasks) * self.samples)
+        """The agent's evaluation and episodes."""
+        with progress_bar(self.console.err, name, len(self.tasks) * self.samples) as advance:
             groups, report = play(self.rollout, agent, self.tasks, samples=self.samples, seed=self.seed,
-                                  on_episode=lambda trajectory: progress.advance(bar))
+                                  on_episode=lambda trajectory: advance(name))
         if report.dropped_groups:
             self.console.error(f"{name}: {report.dropped_groups} of {len(self.tasks)} problems failed and do not count "
                                f"({dict(report.errors)}); the first failure was:\n{report.first_traceback}")
@@ -104,6 +102,7 @@ class Panel:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
+    quiet_transformers(console.err)
     try:
         options = read_overrides([f"--{option}" for option in arguments.option])
         env = envs.make(arguments.env, **options)

@@ -168,8 +168,8 @@ def _version(package: str) -> str:
 def table(evaluations: Mapping[str, Evaluation]) -> Table:
     """A table with a row per agent, and per family and pass@k where there are several."""
     rows = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-    rows.add_column("", no_wrap=True)
-    for heading in ("n", "success", "95% interval", "score", "turns", "tokens", "invalid", "truncated"):
+    rows.add_column("", overflow="fold")
+    for heading in ("n", "success", "95% interval", "score", "turns", "tokens", "invalid", "cut off"):
         rows.add_column(heading, justify="right", no_wrap=True)
     for name, evaluation in evaluations.items():
         rows.add_row(escape(name), *_cells(evaluation), f"{evaluation.score:.3f}", f"{evaluation.turns:.1f}",
