@@ -254,8 +254,11 @@ def token_span(tokenizer, ids: np.ndarray, span: ActionSpan) -> tuple[int, int]:
     if span.start == span.end:
         return 0, 0
 
-    def length(tokens: int) -> int:
+    def begun(tokens: int) -> int:
         return len(tokenizer.decode(ids[:tokens]))
 
+    def whole(tokens: int) -> int:  # a character of several tokens reads as a replacement until its last one
+        return len(tokenizer.decode(ids[:tokens]).rstrip("\N{REPLACEMENT CHARACTER}"))
+
     counts = range(len(ids) + 1)
-    return bisect_right(counts, span.start, key=length) - 1, min(bisect_left(counts, span.end, key=length), len(ids))
+    return bisect_right(counts, span.start, key=begun) - 1, min(bisect_left(counts, span.end, key=whole), len(ids))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from agents.context import ChatTemplate, Context
@@ -68,7 +68,7 @@ def text_of(template: ChatTemplate, ids) -> str:
 def toy_tokenizer() -> PreTrainedTokenizerFast:
     """Letters a and b, the token ab that they merge into, x, and a space."""
     made = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2, "x": 3, "\n": 4, "e": 5}, [("a", "b")]))
-    made.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Split("\n", "isolated"), decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="e", clean_up_tokenization_spaces=False)
 
 

@@ -1,0 +1,257 @@
+"""The rollout: many episodes, none of which waits for, breaks, or lends its error to another."""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from agents.agent import Response
+from agents.rollout import Rollout, RolloutError, RolloutReport, derive_seed
+from agents.trajectory import Status, Trajectory, Turn
+from tests.agents.episodes import tasks
+
+
+@dataclass
+class Script:
+    """Says the same text in every turn, after waiting for something."""
+
+    says: str = "+"
+    seconds: float = 0.0
+    finish_reason: str = "stop"
+    breaks: int = 0
+
+    def start(self, env, observation, seed):
+        return self
+
+    async def act(self):
+        await asyncio.sleep(self.seconds)
+        ids = np.arange(1, 3)
+        return Response(text=self.says, prompt_ids=np.ones(1, np.int64), response_ids=ids,
+                        logprobs=np.zeros(2, np.float32), finish_reason=self.finish_reason)
+
+    def observe(self, response, observation):
+        pass
+
+
+def test_the_observation_at_the_end_is_the_episode_s_own_and_its_last_action_counts(counting):
+    # Solved exactly on the last allowed turn: terminated, not truncated, and the last observation is "3", not "0".
+    groups, _ = Rollout(counting).run(Script(), tasks(1), 1, seed=0)
+    trajectory = groups[0].trajectories[0]
+    assert [turn.observation for turn in trajectory.turns] == ["1", "2", "3"]
+    assert (trajectory.status, trajectory.success, trajectory.reward, trajectory.score) \
+        == (Status.COMPLETED, True, 1.0, 1.0)
+    assert trajectory.first_observation == "0" and not trajectory.truncated
+
+
+def test_an_episode_at_its_turn_limit_is_truncated_with_its_last_action_applied(counting):
+    groups, _ = Rollout(counting).run(Script(says="-"), tasks(1), 1, seed=0)
+    trajectory = groups[0].trajectories[0]
+    assert (trajectory.status, trajectory.success, trajectory.reward) == (Status.TRUNCATED_TURNS, False, 0.0)
+    assert [turn.valid for turn in trajectory.turns] == [False] * 3 and trajectory.truncated
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_one_bad_rollout_costs_only_its_own_group(counting, blocking):
+    # 8 tasks x 4: task 3 always raises, task 5 fails once, task 7 never answers.
+    failed_once = []
+
+    class Bad(counting):
+        def _step(self, action):
+            if self.task.key == "3":
+                raise ZeroDivisionError("task three")
+            if self.task.key == "5" and not failed_once:
+                failed_once.append(1)
+                raise OSError("once")
+            return super()._step(action)
+
+    class Silent(Script):
+        def start(self, env, observation, seed):
+            return Script(seconds=1000 if env.task.key == "7" else 0)
+
+    Bad.blocking = blocking
+    started, threads = time.monotonic(), threading.active_count()
+    groups, report = Rollout(Bad, retries=2, episode_seconds=1.0).run(Silent(), tasks(8), 4, seed=0)
+    assert time.monotonic() - started < 10
+    assert [group.task.key for group in groups] == ["0", "1", "2", "4", "5", "6"]
+    assert all(len(group.trajectories) == 4 and {t.task.key for t in group.trajectories} == {group.task.key}
+               and list(group.rewards) == [1.0] * 4 for group in groups)
+    assert report.dropped_groups == 2
+    assert report.errors == Counter({"error_environment:ZeroDivisionError": 1, "error_timeout:TimeoutError": 1})
+    assert "task three" in report.first_traceback and "in _step" in report.first_traceback
+    assert report.episodes == 24 and report.turns == 72 and report.sampled_tokens == 144
+    assert threading.active_count() == threads
+    assert all(env.closed <= 1 for env in Bad.made)
+
+
+def test_a_member_out_of_retries_ends_its_siblings_at_once(counting):
+    class Members(Script):
+        def start(self, env, observation, seed):
+            if not started:
+                started.append(1)
+                raise LookupError("the first member")
+            return Script(seconds=1000)
+
+    started: list[int] = []
+    rollout, begun = Rollout(counting, retries=0, concurrency=3), time.monotonic()
+    with pytest.raises(RolloutError, match="all 1 groups failed") as caught:
+        rollout.run(Members(), tasks(1), 4, seed=0)
+    assert "the first member" in str(caught.value) and "error_agent:LookupError" in str(caught.value)
+    assert time.monotonic() - begun < 5
+    assert [env.closed for env in counting.made] == [1] * len(counting.made)
+
+
+def test_a_retry_differs_from_the_first_try_and_is_counted(counting):
+    seeds = []
+
+    class Once(Script):
+        def start(self, env, observation, seed):
+            seeds.append(seed)
+            if len(seeds) == 1:
+                raise LookupError
+            return Script()
+
+    groups, report = Rollout(counting).run(Once(), tasks(1), 1, seed=0)
+    assert len(groups) == 1 and report.retries == 1 and not report.errors
+    assert len(set(seeds)) == 2
+
+
+def test_an_environment_that_cannot_be_made_or_closed_stops_nothing(counting):
+    class Broken(counting):
+        def __init__(self):
+            super().__init__()
+            if len(self.made) == 1:
+                raise OSError("no server")
+
+        def _reset(self, task, rng):
+            if task.key == "1":
+                raise ValueError
+            return super()._reset(task, rng)
+
+        def close(self):
+            raise OSError("cannot close")
+
+    rollout = Rollout(Broken, retries=1)
+    with pytest.warns(UserWarning, match="closing a Broken failed: OSError: cannot close"):
+        groups, report = rollout.run(Script(), tasks(3), 2, seed=0)
+        rollout.close()
+    assert [group.task.key for group in groups] == ["0", "2"]
+    assert report.errors == Counter({"error_environment:ValueError": 1})
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_an_environment_that_raises_stop_iteration_is_an_error_like_any_other(counting, blocking):
+    class Exhausted(counting):
+        def _step(self, action):
+            return next(iter(()))
+
+    Exhausted.blocking = blocking
+    with pytest.raises(RolloutError, match="error_environment"):
+        Rollout(Exhausted, retries=0, episode_seconds=5).run(Script(), tasks(1), 2, seed=0)
+
+
+def test_an_environment_is_not_closed_or_reused_while_a_thread_is_in_it(counting):
+    leave, inside = threading.Event(), []
+
+    class Stuck(counting):
+        blocking = True
+
+        def _step(self, action):
+            if self.task.key == "0":
+                inside.append(self)
+                leave.wait(20)
+                inside.remove(self)
+            return super()._step(action)
+
+        def close(self):
+            assert self not in inside
+            super().close()
+
+    rollout, begun = Rollout(Stuck, retries=1, episode_seconds=0.2), time.monotonic()
+    groups, report = rollout.run(Script(), tasks(2), 2, seed=0)
+    assert time.monotonic() - begun < 10 and report.errors == Counter({"error_timeout:TimeoutError": 1})
+    assert [group.task.key for group in groups] == ["1"]
+    stuck = list(inside)
+    assert stuck and all(env.closed == 0 for env in stuck)
+    again, _ = rollout.run(Script(), tasks(2)[1:], 4, seed=1)
+    assert len(again) == 1 and inside == stuck
+    leave.set()
+    for _ in range(200):
+        if all(env.closed for env in stuck):
+            break
+        time.sleep(0.02)
+    assert [env.closed for env in stuck] == [1] * len(stuck)
+
+
+def test_blocking_environments_wait_beside_each_other_and_not_for_each_other(counting):
+    class Slow(counting):
+        blocking = True
+
+        def _step(self, action):
+            time.sleep(0.1)
+            return super()._step(action)
+
+    begun = time.monotonic()
+    groups, report = Rollout(Slow).run(Script(), tasks(4), 8, seed=0)
+    assert len(groups) == 4 and time.monotonic() - begun < 4  # 9.6 s one after the other
+    assert report.environment_seconds > 9.6 - 0.5
+
+
+def test_environments_are_reused_up_to_the_concurrency_and_closed_once(counting):
+    rollout = Rollout(counting, concurrency=3)
+    for seed in range(2):
+        rollout.run(Script(), tasks(8), 4, seed=seed)
+    assert len(counting.made) <= 3
+    rollout.close()
+    rollout.close()
+    assert [env.closed for env in counting.made] == [1] * len(counting.made)
+
+
+def test_groups_come_back_whole_and_in_order_and_every_episode_is_told_once(counting):
+    class Uneven(Script):
+        def start(self, env, observation, seed):
+            return Script(seconds=seed % 5 / 100)
+
+    heard: list[Trajectory] = []
+    groups, _ = Rollout(counting).run(Uneven(), tasks(5), 3, seed=0, on_episode=heard.append)
+    assert [g.task.key for g in groups] == list("01234")
+    assert sorted(map(id, heard)) == sorted(id(t) for g in groups for t in g.trajectories)
+
+
+def test_no_tasks_give_no_groups(counting):
+    assert Rollout(counting).run(Script(), [], 4, seed=0)[0] == []
+
+
+def test_reports_add_up():
+    total = RolloutReport(episodes=1, errors=Counter(a=1))
+    total.add(RolloutReport(episodes=2, errors=Counter(a=1, b=2), first_traceback="x"))
+    total.add(RolloutReport(first_traceback="y"))
+    assert (total.episodes, total.errors, total.first_traceback) == (3, Counter(a=2, b=2), "x")
+
+
+@pytest.mark.parametrize(("reasons", "truncated"), [(("stop", "stop"), False), (("stop", "length"), True),
+                                                    (("length", "stop"), True)])
+def test_a_trajectory_is_truncated_where_any_of_its_turns_is(reasons, truncated):
+    turns = [Turn(response_ids=np.ones(2), finish_reason=reason) for reason in reasons]
+    assert Trajectory(turns=turns, reward=0.0).truncated == truncated
+
+
+def test_log_probabilities_must_be_as_many_as_tokens():
+    with pytest.raises(ValueError, match="3 response ids but 2 log-probabilities"):
+        Turn(response_ids=np.ones(3), logprobs=np.zeros(2))
+
+
+def test_a_response_cut_at_its_length_ends_the_episode_after_its_action(counting):
+    groups, _ = Rollout(counting).run(Script(finish_reason="length"), tasks(1), 1, seed=0)
+    trajectory = groups[0].trajectories[0]
+    assert (len(trajectory.turns), trajectory.status, trajectory.turns[0].observation) \
+        == (1, Status.TRUNCATED_LENGTH, "1")
+
+
+def test_seeds_depend_on_every_part():
+    seeds = {derive_seed(*parts) for parts in ((0, "a", 1), (0, "a", 2), (1, "a", 1), (0, "b", 1), (0, "a1"), (0, "a"))}
+    assert len(seeds) == 6 and all(0 <= seed < 2**62 for seed in seeds)
+    assert derive_seed(0, "a", 1) == derive_seed("0", "a", "1")
