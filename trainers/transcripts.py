@@ -97,7 +97,7 @@ def trajectory_line(trajectory: Trajectory, *, step: int | None = None) -> str:
 
     Raises ValueError where a number is NaN or infinite or a value is none that JSON knows.
     """
-    sequences, turns = _rows(trajectory)
+    sequences, turns = rows(trajectory)
     task = trajectory.task
     record = {
         "schema": SCHEMA, **({} if step is None else {"step": step}),
@@ -157,8 +157,8 @@ def fits(trajectory: Trajectory, policy: Policy) -> bool:
                and spoken(turn) == turn.text for turn in trajectory.turns)
 
 
-def _rows(trajectory: Trajectory) -> tuple[list[dict], list[dict]]:
-    """The sequences and the turns of a record."""
+def rows(trajectory: Trajectory) -> tuple[list[dict], list[dict]]:
+    """A record's `sequences` (ids, mask, logprobs of each training row) and `turns` (their places and outcomes)."""
     starts = [*sequence_starts(trajectory), len(trajectory.turns)]
     sequences, turns = [], []
     for first, end in pairwise(starts):
