@@ -1,0 +1,118 @@
+"""Loading policies: whole models load as they were saved, and everything else is refused with a reason."""
+
+import json
+
+import pytest
+import torch
+
+from agents.models import ModelError, load_policy
+from tests.agents.policies import random_policy
+
+
+@pytest.fixture
+def folder(tmp_path):
+    random_policy().save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_folder_is_loaded_with_dropout_off(folder):
+    policy = load_policy(str(folder), device="cpu")
+    assert not policy.model.training
+    assert all(module.attention_dropout == 0 for module in policy.model.modules()
+               if hasattr(module, "attention_dropout"))
+    assert all(module.p == 0 for module in policy.model.modules() if isinstance(module, torch.nn.Dropout))
+    assert policy.max_context == 128
+
+
+def test_training_mode_does_not_bring_dropout_back(folder):
+    policy, ids = load_policy(str(folder), device="cpu"), torch.arange(5, 15)[None]
+    expected = policy.model(input_ids=ids).logits
+    policy.model.train()
+    torch.testing.assert_close(policy.model(input_ids=ids).logits, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_weights_have_the_type_that_was_asked_for(folder, dtype):
+    assert load_policy(str(folder), dtype=dtype, device="cpu").model.dtype == getattr(torch, dtype)
+
+
+def test_every_end_token_of_tokenizer_and_generation_config_counts(folder):
+    policy = load_policy(str(folder), device="cpu")
+    assert policy.end_ids == {policy.tokenizer.eos_token_id}
+    policy.model.generation_config.eos_token_id = [7, 9]
+    assert policy.end_ids == {7, 9, policy.tokenizer.eos_token_id}
+    policy.model.generation_config.eos_token_id = 7
+    assert policy.end_ids == {7, policy.tokenizer.eos_token_id}
+
+
+def test_a_home_folder_is_found(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert load_policy("~/model", device="cpu").max_context == 128
+
+
+@pytest.mark.parametrize("path", ["./nothing", "/nowhere/model", "~/nothing", "/nowhere/model.gguf", "../up.gguf"])
+def test_a_missing_model_is_named(path):
+    with pytest.raises(ModelError, match=f"no (model folder|GGUF file) {path}"):
+        load_policy(path)
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path):
+    file = tmp_path / "weights.bin"
+    file.write_bytes(b"weights")
+    with pytest.raises(ModelError, match="no model folder"):
+        load_policy(str(file))
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(b"GGUF of no kind")
+    with pytest.raises(ModelError, match="cannot load the model"):
+        load_policy(str(file))
+
+
+def test_a_name_that_nobody_can_reach_is_refused(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match=r"cannot load the model 'nobody/nothing'(.|\n)*Give a folder"):
+        load_policy("nobody/nothing")
+
+
+def empty(folder):
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def without(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def cut(name):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:200])
+
+
+def wrong_size(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+
+
+def of_unknown_kind(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "nothing"}))
+
+
+@pytest.mark.parametrize("damage", [
+    empty, without("config.json"), without("model.safetensors"), without("tokenizer.json"), cut("config.json"),
+    cut("model.safetensors"), cut("tokenizer.json"), wrong_size, of_unknown_kind])
+def test_a_broken_folder_is_refused(folder, damage, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    damage(folder)
+    with pytest.raises(ModelError, match="cannot load the model"):
+        load_policy(str(folder))
+
+
+def test_a_model_that_would_be_completed_by_random_weights_is_refused(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(ModelError, match=r"lacks 9 weights of a LlamaForCausalLM \(model\.layers\.2"):
+        load_policy(str(folder))
+
+
+def test_an_unknown_type_of_weights_is_refused(folder):
+    with pytest.raises(ModelError, match="unknown dtype 'bfloat17'; one of float32"):
+        load_policy(str(folder), dtype="bfloat17")
