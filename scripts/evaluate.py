@@ -146,7 +146,7 @@ def play_references(panel: Panel, judged: str) -> dict[str, Evaluation]:
         try:
             references[kind], _ = panel.play(kind, ScriptedAgent(kind))
         except RolloutError as error:
-            panel.console.error(f"no {kind} reference: {error}")
+            panel.console.error(f"no {kind} reference: {str(error).splitlines()[-1]}")
     return references
 
 
