@@ -52,7 +52,8 @@ class Batch:
 
     def sequences(self) -> list[np.ndarray]:
         """The token ids of each sequence."""
-        return np.split(self.token_ids, np.cumsum(self.sequence_lengths)[:-1])
+        ends = np.cumsum(self.sequence_lengths)
+        return [self.token_ids[end - length:end] for end, length in zip(ends, self.sequence_lengths)]
 
     def select(self, trajectories: Sequence[int]) -> "Batch":
         """The part of the batch that belongs to these trajectories."""

@@ -86,7 +86,7 @@ class Learner:
             tokens = self.loss_input(part, counts)
             loss, shares = self.algorithm.loss(tokens)
             loss.backward()
-            reports.append({**_monitor(tokens), **shares})
+            reports.append({**_monitor(tokens), **shares, "loss": loss.detach()})
         metrics = _merged(reports)
         if dist.is_initialized():
             for parameter in self.parameters:
@@ -133,19 +133,18 @@ class Learner:
         if not metrics:
             return metrics
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_gradient_norm)
-        if not torch.isfinite(norm):
-            raise FloatingPointError(f"the gradient's norm is {float(norm)}; the weights are those before this step "
-                                     f"(loss {metrics.get('loss')})")
+        if not (torch.isfinite(norm) and math.isfinite(metrics["loss"])):
+            raise FloatingPointError(f"the loss is {metrics['loss']}, the gradient's norm {float(norm)}; the weights "
+                                     "are those before this step")
         metrics |= {"gradient_norm": float(norm), "learning_rate": self.scheduler.get_last_lr()[0]}
         self.optimizer.step()
         self.scheduler.step()
         return metrics
 
     def _reference_logprobs(self, batch: Batch) -> np.ndarray:
-        scores = np.concatenate(score_sequences(self.reference, batch.sequences(), self.temperature,
-                                                max_tokens=self.settings.micro_batch_tokens,
-                                                width=self.settings.row_tokens))
-        return np.where(batch.trained, scores, np.float32(0))
+        scores = score_sequences(self.reference, batch.sequences(), self.temperature,
+                                 max_tokens=self.settings.micro_batch_tokens, width=self.settings.row_tokens)
+        return np.where(batch.trained, np.concatenate([*scores, np.zeros(0, np.float32)]), np.float32(0))
 
 
 def _monitor(tokens: LossInput) -> dict[str, torch.Tensor]:
