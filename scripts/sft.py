@@ -10,7 +10,9 @@ Only what the agent said is trained. A line of --data is what `scripts.evaluate 
 import argparse
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve whatever runs beside them
 
@@ -82,10 +84,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         arguments.out.mkdir(parents=True, exist_ok=True)  # to fail before the training, not after it
         saved = read_data(arguments) if arguments.data else []
         options = read_overrides([f"--{option}" for option in arguments.option])
-        rollout = Rollout(lambda: envs.make(arguments.env, **options))
         env = envs.make(arguments.env, **options) if arguments.env else None
         policy = make_policy(arguments, env, saved)
-        trajectories = saved or demonstrate(arguments, env, rollout, policy)
+        trajectories = saved or demonstrate(arguments, options, policy)
     except (SettingsError, gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, OSError,
             RolloutError) as error:
         console.error(error)
@@ -131,10 +132,11 @@ def make_policy(arguments: argparse.Namespace, env: TextEnv | None, saved: list[
                             seed=arguments.seed)
 
 
-def demonstrate(arguments: argparse.Namespace, env: TextEnv, rollout: Rollout, policy: Policy) -> list[Trajectory]:
+def demonstrate(arguments: argparse.Namespace, options: dict[str, Any], policy: Policy) -> list[Trajectory]:
     """Gold episodes of the first tasks of the split."""
-    tasks = env.tasks(arguments.split)[:arguments.demonstrations]
-    return gold_trajectories(rollout, policy, tasks, derive_seed(arguments.seed, "demonstrations"))
+    with closing(Rollout(lambda: envs.make(arguments.env, **options))) as rollout:
+        tasks = rollout.make_env().tasks(arguments.split)[:arguments.demonstrations]
+        return gold_trajectories(rollout, policy, tasks, derive_seed(arguments.seed, "demonstrations"))
 
 
 if __name__ == "__main__":
