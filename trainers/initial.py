@@ -2,17 +2,14 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from agents.models import Policy, load_policy
 from agents.rollout import Rollout, derive_seed
 from agents.tiny import make_tiny_policy
 from envs.core import TextEnv
-from trainers.algorithms.sft import SFT
 from trainers.config import TrainConfig
-from trainers.learner import Learner, OptimizerSettings
-from trainers.supervised import fine_tune, gold_texts, gold_trajectories, sample_batches
+from trainers.supervised import fine_tune_policy, gold_texts, gold_trajectories
 
 TOKENIZER_TASKS = 512
 """Tasks whose gold episodes a tiny policy's tokenizer is trained on."""
@@ -38,10 +35,6 @@ def warm_start(config: TrainConfig, policy: Policy, demonstrations: Rollout,
     env = demonstrations.make_env()
     tasks = env.tasks(config.environment.split)[:settings.demonstrations]
     trajectories = gold_trajectories(demonstrations, policy, tasks, derive_seed(seed, "demonstrations"))
-    optimizer = OptimizerSettings(learning_rate=settings.learning_rate, schedule="cosine", beta2=0.98,
-                                  weight_decay=0.01, warmup_steps=max(1, settings.steps // 20),
-                                  micro_batch_tokens=config.optimizer.micro_batch_tokens,
-                                  row_tokens=config.optimizer.row_tokens)
-    learner = Learner(policy, SFT(), optimizer, total_steps=settings.steps)
-    rng = np.random.default_rng(derive_seed(seed, "warm start"))
-    fine_tune(learner, sample_batches(trajectories, settings.batch_size, settings.steps, rng), rng, on_step)
+    fine_tune_policy(policy, trajectories, steps=settings.steps, batch_size=settings.batch_size,
+                     learning_rate=settings.learning_rate, seed=seed, on_step=on_step,
+                     micro_batch_tokens=config.optimizer.micro_batch_tokens, row_tokens=config.optimizer.row_tokens)

@@ -1,0 +1,26 @@
+# make train   a fresh machine to a trained agent        make test   a fresh machine to a tested checkout
+PYTHON ?= python3
+VENV := .venv
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: train test lint install
+.DELETE_ON_ERROR:
+
+train: install
+	$(VENV)/bin/python -m scripts.train configs/countdown_tiny.toml
+
+test: install
+	$(VENV)/bin/python -m pytest
+
+lint: install
+	$(VENV)/bin/ruff check .
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "turngym needs Python 3.11 or newer; name one with: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --upgrade pip
+	$(VENV)/bin/pip install --quiet --constraint requirements.lock --editable '.[test]'
+	@touch $@
