@@ -186,7 +186,7 @@ class Rollout:
             turns.append(_turn(agent, response, span, observation, reward, state_key, info))
             actor.observe(response, observation)
         return Trajectory(
-            task=task, turns=tuple(turns), reward=sum(t.reward for t in turns) if info["scorable"] else None,
+            task=env.task, turns=tuple(turns), reward=sum(t.reward for t in turns) if info["scorable"] else None,
             status=Status.COMPLETED if terminated else Status.TRUNCATED_TURNS if truncated else Status.TRUNCATED_LENGTH,
             success=info["success"], score=info["score"], context_breaks=actor.breaks,
             first_observation=first_observation, system_prompt=env.system_prompt)

@@ -22,7 +22,7 @@ class Console:
         self.err = rich.console.Console(stderr=True, highlight=False)
 
     def error(self, message: object) -> None:
-        self.err.print(f"error: {message}", style="bold red", markup=False)
+        self.err.print(f"error: {message}", style="bold red", markup=False, soft_wrap=True)
 
 
 class TrainingDisplay:

@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning th
 from agents.models import ModelError
 from agents.rollout import RolloutError
 from scripts._display import Console, TrainingDisplay, print_plan, setting_help
+from scripts._progress import quiet_transformers
 from trainers.config import TrainConfig, load_config
 from trainers.loop import train
 from trainers.plan import plan
@@ -27,22 +28,25 @@ from trainers.settings import SettingsError
 
 def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 done, 1 the run failed, 2 wrong arguments or settings, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog="scripts.train", description=__doc__, allow_abbrev=False,
+    parser = argparse.ArgumentParser(prog="train", description=__doc__, allow_abbrev=False,
+                                     usage="train [CONFIG.toml] [--section.key VALUE ...] [--run-dir DIR] [--dry-run]\n"
+                                           "       train --resume DIR",
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
                                      epilog=setting_help(TrainConfig))
-    parser.add_argument("config", nargs="?", help="TOML file; only what differs from the defaults")
     parser.add_argument("--run-dir", help="folder of the run (default: runs/ and the time)")
     parser.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved config and the plan, load nothing")
     options, overrides = parser.parse_known_args(argv)
+    file = overrides.pop(0) if overrides and not overrides[0].startswith("-") else None
     console = Console()
+    quiet_transformers(console.err)
     try:
         if options.resume:
-            if options.config or overrides or options.run_dir:
+            if file or overrides or options.run_dir:
                 raise SettingsError("--resume goes on with the run's own settings; give nothing beside it")
             run = Run.open(options.resume)
         else:
-            config = load_config(options.config, overrides)
+            config = load_config(file, overrides)
             if options.dry_run:
                 print_plan(console, config, list(plan(config)))
                 return 0
@@ -59,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         except (SettingsError, ModelError) as error:
             console.error(error)
             return 2
-        except (RunError, RolloutError, FloatingPointError, ValueError, OSError) as error:
+        except (RunError, RolloutError, FloatingPointError) as error:
             console.error(error)
             return 1
     return 0

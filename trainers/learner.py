@@ -68,7 +68,8 @@ class Learner:
             self.reference = (reference or copy.deepcopy(policy.model)).requires_grad_(False)
 
     def update(self, batch: Batch, rng: np.random.Generator) -> dict[str, float]:
-        """Train on a batch; the metrics are means over its gradient steps. `rng` draws the minibatches."""
+        """Train on a batch; the metrics are means over its gradient steps (`logprob_gap`: of the first one, where the
+        policy is still the one that sampled). `rng` draws the minibatches."""
         if self.reference is not None:
             batch = replace(batch, reference_logprobs=self._reference_logprobs(batch))
         history: dict[str, list[float]] = defaultdict(list)
@@ -76,7 +77,8 @@ class Learner:
             for minibatch in batch.minibatches(self.settings.minibatches, rng):
                 for name, value in self._gradient_step(minibatch).items():
                     history[name].append(value)
-        return {name: float(np.mean(values)) for name, values in history.items()}
+        return {name: values[0] if name.startswith("logprob_gap") else float(np.mean(values))
+                for name, values in history.items()}
 
     def accumulate_gradients(self, batch: Batch) -> dict[str, float]:
         """Add the gradient of the batch's loss to the parameters' `.grad`; returns the metrics."""

@@ -17,7 +17,7 @@ from agents.transformers_engine import TransformersEngine
 from envs.core import Task, TextEnv
 from trainers.batch import pack
 from trainers.config import TrainConfig
-from trainers.evaluation import Evaluation, evaluate
+from trainers.evaluation import Evaluation, evaluate, select_panel
 from trainers.initial import initial_policy, warm_start
 from trainers.learner import Learner
 from trainers.metrics import rollout_metrics
@@ -49,7 +49,7 @@ def train(run: Run, display: Display) -> list[Evaluation]:
         torch.set_num_threads(config.run.threads)
     env = make_env(config)
     tasks = TaskSampler(some_tasks(env, config.environment.split, config.environment.tasks), config.run.seed)
-    panel = some_tasks(env, config.evaluation.split, config.evaluation.episodes) if config.evaluation.episodes else []
+    panel = select_panel(env, config.evaluation.split, config.evaluation.episodes) if config.evaluation.episodes else []
     state = run.load_state()
     policy = starting_policy(run, env, display) if state is None else load_policy(
         str(run.checkpoints[-1]), dtype=config.model.dtype, device=config.model.device)
