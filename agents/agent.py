@@ -90,10 +90,11 @@ class ScriptedAgent:
     With a policy's tokenizer it also makes the token ids that a model would have read and written, for supervised data.
     """
 
-    def __init__(self, kind: str, policy: Policy | None = None):
+    def __init__(self, kind: str, policy: Policy | None = None, *, window: int | None = None):
+        """`window`: see `Context`."""
         if kind not in ("gold", "random", "noop"):
             raise ValueError(f"no scripted agent {kind!r}; there are gold, random and noop")
-        self.kind = kind
+        self.kind, self.window = kind, window
         self.template = ChatTemplate(policy.tokenizer, policy.end_ids) if policy else None
 
     def start(self, env: TextEnv, observation: str, seed: int) -> "ScriptedActor":
@@ -107,7 +108,9 @@ class ScriptedActor:
         self._env, self._rng, self._kind = env, rng, agent.kind
         self._plan = iter(env.gold(rng)) if agent.kind == "gold" else None
         self._template = agent.template
-        self._context = Context(agent.template, env.system_prompt, observation) if agent.template else None
+        self._context = None
+        if agent.template:
+            self._context = Context(agent.template, env.system_prompt, observation, agent.window)
 
     @property
     def breaks(self) -> int:

@@ -73,6 +73,11 @@ class TransformersEngine:
     async def generate(self, request: Request) -> Completion:
         if len(request.prompt_ids) == 0:
             raise ValueError("a request needs at least one prompt token")
+        known = self.policy.model.get_input_embeddings().num_embeddings
+        if not 0 <= request.prompt_ids.min() <= request.prompt_ids.max() < known:
+            raise ValueError(f"a prompt holds token ids outside the model's {known}: is the tokenizer another model's?")
+        if not request.temperature >= 0:
+            raise ValueError(f"temperature must be 0 or more, got {request.temperature}")
         if len(request.prompt_ids) >= self.max_context or request.max_new_tokens < 1:
             return Completion(response_ids=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32),
                               finish_reason="length", weight_version=self.weight_version)
@@ -124,6 +129,7 @@ class TransformersEngine:
             answer.set_exception(failure)
         self._waiting.clear()
         self._running = 0
+        self._cache = self._new_cache()  # it may hold NaN, which would reach other rows even through a mask
         self._forget()
 
     def _forget(self) -> None:

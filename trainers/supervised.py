@@ -14,9 +14,13 @@ from trainers.batch import pack
 from trainers.learner import Learner, OptimizerSettings
 
 
-def gold_trajectories(rollout: Rollout, policy: Policy, tasks: Sequence[Task], seed: int) -> list[Trajectory]:
-    """The environment's gold solution of each task, in the token ids that the policy would have read and written."""
-    groups, _ = rollout.run(ScriptedAgent("gold", policy), tasks, group_size=1, seed=seed)
+def gold_trajectories(rollout: Rollout, policy: Policy, tasks: Sequence[Task], seed: int, *,
+                      window: int | None = None) -> list[Trajectory]:
+    """The environment's gold solution of each task, in the token ids that the policy would have read and written.
+
+    `window`: see `agents.context.Context`.
+    """
+    groups, _ = rollout.run(ScriptedAgent("gold", policy, window=window), tasks, group_size=1, seed=seed)
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 

@@ -1,9 +1,11 @@
 """Agents in a rollout: what the engine read and sampled is what the trajectory holds."""
 
+import random
 from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 from agents.agent import ModelAgent, ScriptedAgent
 from agents.context import ChatTemplate
@@ -145,6 +147,17 @@ def test_the_same_seed_plays_the_same_episodes_and_members_of_a_group_differ():
     assert len({str(episode) for episode in play(0, 12)}) == 12
 
 
+def test_playing_leaves_the_global_generators_alone():
+    policy = random_policy()
+    agent = ModelAgent(TransformersEngine(policy), policy, max_response_tokens=6)
+
+    def states():
+        return str((random.getstate(), np.random.get_state())), torch.get_rng_state().tolist()
+    before = states()
+    Rollout(Talking).run(agent, tasks(3), 2, seed=0)
+    assert states() == before
+
+
 def test_two_copies_of_a_task_in_one_rollout_are_played_differently():
     policy = random_policy()
     agent = ModelAgent(TransformersEngine(policy), policy, max_response_tokens=8)
@@ -167,6 +180,18 @@ def test_demonstrations_hold_the_ids_that_a_model_would_have_read_and_written(co
         assert turn.response_ids[-1] in policy.end_ids
         whole = [*turn.prompt_ids, *turn.response_ids]
         assert following.prompt_ids[:len(whole)].tolist() == whole
+
+
+@pytest.mark.parametrize("window", [None, 1])
+def test_demonstrations_have_the_prompts_that_a_model_reads_under_the_same_window(counting, window):
+    policy = with_tokenizer(words(None))
+    shown, _ = Rollout(counting).run(ScriptedAgent("gold", policy, window=window), tasks(1), 1, seed=0)
+    turns = shown[0].trajectories[0].turns
+    engine = StubEngine(*(turn.response_ids for turn in turns))
+    played, _ = Rollout(counting).run(ModelAgent(engine, policy, window=window), tasks(1), 1, seed=0)
+    assert played[0].trajectories[0].success
+    for turn, other in zip(turns, played[0].trajectories[0].turns, strict=True):
+        assert turn.prompt_ids.tolist() == other.prompt_ids.tolist()
 
 
 def test_an_unknown_scripted_agent_is_refused():

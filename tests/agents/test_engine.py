@@ -15,7 +15,7 @@ from tests.agents.policies import FAMILIES, generate, logprobs_alone, random_ids
 
 
 def request(prompt, *, tokens=6, **options) -> Request:
-    return Request(prompt_ids=np.asarray(prompt), max_new_tokens=tokens, **options)
+    return Request(prompt_ids=np.asarray(prompt, np.int64), max_new_tokens=tokens, **options)
 
 
 def play(engine, policy, prompts, turns, rng, temperature=1.0):
@@ -236,9 +236,18 @@ def test_positions_of_filler_stay_inside_a_table_of_positions():
                                        atol=1e-4)
 
 
-def test_an_empty_prompt_is_refused():
-    with pytest.raises(ValueError, match="at least one prompt token"):
-        generate(TransformersEngine(random_policy()), request(np.zeros(0, np.int64)))
+@pytest.mark.parametrize(("bad", "reason"), [
+    (request([]), "at least one prompt token"), (request([5, 279]), "outside the model's 279"),
+    (request([-1, 5]), "outside the model's 279"), (request([5], temperature=-1.0), "temperature must be 0 or more"),
+    (request([5], temperature=float("nan")), "temperature must be 0 or more")])
+def test_a_request_that_cannot_be_answered_is_refused_alone(bad, reason):
+    engine = TransformersEngine(random_policy())
+
+    async def both():
+        return await asyncio.gather(engine.generate(request([5, 6])), engine.generate(bad), return_exceptions=True)
+    good, refused = asyncio.run(both())
+    assert len(good.response_ids) > 0
+    assert isinstance(refused, ValueError) and reason in str(refused)
 
 
 def test_new_weights_are_used_from_the_next_request_on_and_nothing_old_is_kept():
@@ -333,11 +342,15 @@ def test_a_failure_reaches_every_request_with_its_cause_and_the_next_one_starts_
 
 
 def test_weights_that_give_nan_are_an_error_and_no_response():
-    policy = random_policy()
-    engine = TransformersEngine(policy)
-    policy.model.get_output_embeddings().weight.data.fill_(torch.nan)
+    rng, policy = np.random.default_rng(15), random_policy()
+    engine, prompts = TransformersEngine(policy, slots=4), [random_ids(rng, n) for n in (9, 30, 14)]
+    whole = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
+    engine.load({name: torch.full_like(weight, torch.nan) for name, weight in whole.items()}, version=1)
     with pytest.raises(RuntimeError, match="logits are NaN"):
-        generate(engine, request([5, 6]))
+        generate(engine, *map(request, prompts))
+    engine.load(whole, version=2)  # and nothing of it is left in the rows
+    play(engine, policy, prompts[::2], 2, rng)
+    assert not np.isnan(np.concatenate(engine.score(prompts))).any()
 
 
 def test_an_engine_serves_one_event_loop_after_another_even_after_one_was_left_early():

@@ -1,12 +1,14 @@
 """Loading policies: whole models load as they were saved, and everything else is refused with a reason."""
 
 import json
+import re
 
+import gguf
 import pytest
 import torch
 
-from agents.models import ModelError, load_policy
-from tests.agents.policies import random_policy
+from agents.models import ModelError, Policy, load_policy
+from tests.agents.policies import TEXTS, random_policy
 
 
 @pytest.fixture
@@ -116,3 +118,64 @@ def test_a_model_that_would_be_completed_by_random_weights_is_refused(folder):
 def test_an_unknown_type_of_weights_is_refused(folder):
     with pytest.raises(ModelError, match="unknown dtype 'bfloat17'; one of float32"):
         load_policy(str(folder), dtype="bfloat17")
+
+
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+
+
+def write_gguf(policy: Policy, path: str, quantisation: gguf.GGMLQuantizationType) -> None:
+    """Write a Qwen2 policy as a GGUF file and give it the weights that the file holds after rounding."""
+    config, words = policy.model.config, policy.tokenizer
+    model = json.loads(words.backend_tokenizer.to_str())
+    added = {token["id"] for token in model["added_tokens"]}
+    writer = gguf.GGUFWriter(path, "qwen2")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(words.convert_ids_to_tokens(range(len(words))))
+    writer.add_token_types([gguf.TokenType.CONTROL if i in added else gguf.TokenType.NORMAL
+                            for i in range(len(words))])
+    writer.add_token_merges([" ".join(merge) for merge in model["model"]["merges"]])
+    writer.add_eos_token_id(words.eos_token_id)
+    writer.add_pad_token_id(words.pad_token_id)
+    writer.add_chat_template(words.chat_template)
+    for name, weight in policy.model.state_dict().items():
+        layer, module, kind = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?(.+)\.(weight|bias)", name).groups()
+        kept = quantisation if weight.ndim == 2 else gguf.GGMLQuantizationType.F32
+        data = gguf.quants.quantize(weight.numpy(), kept)
+        prefix = "" if layer is None else f"blk.{layer}."
+        writer.add_tensor(f"{prefix}{GGUF_NAMES[module]}.{kind}", data, raw_dtype=kept)
+        weight.copy_(torch.from_numpy(gguf.quants.dequantize(data, kept)))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("quantisation", [gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0])
+def test_a_gguf_file_is_loaded_de_quantised_and_can_be_saved(tmp_path, quantisation):
+    policy = random_policy("qwen2", intermediate_size=64)
+    write_gguf(policy, str(tmp_path / "tiny.gguf"), quantisation)
+    loaded = load_policy(str(tmp_path / "tiny.gguf"), device="cpu")
+    loaded.save(tmp_path / "saved")
+    ids = torch.arange(5, 25)[None]
+    for one in (loaded, load_policy(str(tmp_path / "saved"), device="cpu")):
+        torch.testing.assert_close(one.model(input_ids=ids).logits, policy.model(input_ids=ids).logits)
+        assert one.end_ids == policy.end_ids and one.max_context == 128
+        assert one.tokenizer.chat_template == policy.tokenizer.chat_template
+        for text in TEXTS:
+            assert one.tokenizer(text).input_ids == policy.tokenizer(text).input_ids
+            assert one.tokenizer.decode(one.tokenizer(text).input_ids) == text
+    assert all(parameter.requires_grad for parameter in loaded.model.parameters())

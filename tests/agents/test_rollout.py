@@ -170,7 +170,7 @@ def test_an_environment_is_not_closed_or_reused_while_a_thread_is_in_it(counting
             assert self not in inside
             super().close()
 
-    rollout, begun = Rollout(Stuck, retries=1, episode_seconds=0.2), time.monotonic()
+    rollout, begun = Rollout(Stuck, retries=1, episode_seconds=0.6), time.monotonic()
     groups, report = rollout.run(Script(), tasks(2), 2, seed=0)
     assert time.monotonic() - begun < 10 and report.errors == Counter({"error_timeout:TimeoutError": 1})
     assert [group.task.key for group in groups] == ["1"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import OPTConfig, OPTForCausalLM
 
@@ -55,6 +55,7 @@ def test_no_sequences_have_no_scores():
     assert score_sequences(random_policy().model, []) == []
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=12), st.integers(1, 30))
 def test_every_token_stands_in_one_place_of_a_row_and_sequences_are_whole(lengths, width):
     sequences = [np.arange(n) + 1000 * (i + 1) for i, n in enumerate(lengths)]
@@ -70,6 +71,7 @@ def test_every_token_stands_in_one_place_of_a_row_and_sequences_are_whole(length
         assert (np.diff(places) == 1).all() and len(set(places // rows.token_ids.shape[1])) == 1
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 20), max_size=12), st.integers(1, 30))
 def test_parts_are_consecutive_and_within_the_limit(lengths, limit):
     parts = list(token_parts(lengths, limit))

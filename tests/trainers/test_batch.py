@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.trajectory import Trajectory, Turn
@@ -77,6 +77,7 @@ def trajectories(draw):
     return Trajectory(turns=turns, reward=0.0)
 
 
+@settings(deadline=None)
 @given(st.lists(trajectories(), min_size=1, max_size=4))
 def test_every_sampled_token_is_trained_exactly_once_after_exactly_what_the_engine_read(some):
     batch = packed(*some)
@@ -98,6 +99,7 @@ def test_every_sampled_token_is_trained_exactly_once_after_exactly_what_the_engi
     assert batch.counts.sequences == len({entry[0] for entry in expected})
 
 
+@settings(deadline=None)
 @given(st.lists(trajectories(), min_size=1, max_size=6), st.integers(1, 30))
 def test_micro_batches_hold_every_trained_token_once_and_whole_trajectories(some, limit):
     batch = packed(*some)
@@ -112,6 +114,7 @@ def test_micro_batches_hold_every_trained_token_once_and_whole_trajectories(some
         np.testing.assert_array_equal(part.token_ids, batch.token_ids[np.isin(batch.trajectory_index, members)])
 
 
+@settings(deadline=None)
 @given(st.lists(trajectories(), min_size=1, max_size=7), st.integers(1, 9), st.integers(0, 5))
 def test_minibatches_are_disjoint_nearly_equal_and_as_many_as_asked(some, count, seed):
     batch = packed(*some)
