@@ -7,9 +7,9 @@ import rich.console
 import tomli_w
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from trainers.evaluation import Evaluation
 
 from trainers.config import TrainConfig, config_dict
+from trainers.evaluation import Evaluation
 from trainers.run import without_none
 from trainers.settings import setting_names
 

@@ -20,7 +20,7 @@ from agents.rollout import RolloutError
 from scripts._display import Console, TrainingDisplay, print_plan, setting_help
 from scripts._progress import quiet_transformers
 from trainers.config import TrainConfig, load_config
-from trainers.loop import train
+from trainers.loop import open_environment, train
 from trainers.plan import plan
 from trainers.run import Run, RunError
 from trainers.settings import SettingsError
@@ -47,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
             run = Run.open(options.resume)
         else:
             config = load_config(file, overrides)
+            open_environment(config)[0].close()
             if options.dry_run:
                 print_plan(console, config, list(plan(config)))
                 return 0

@@ -1,4 +1,4 @@
-"""Before torch is imported anywhere: waiting threads must not spin, or a shared core makes every test many times slower."""
+"""Set before torch is imported anywhere: threads that spin while they wait make a shared core many times slower."""
 
 import os
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import gymnasium
 import numpy as np
 import torch
 
@@ -47,9 +48,8 @@ def train(run: Run, display: Display) -> list[Evaluation]:
     config, algorithm = run.config, run.config.algorithm
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    env = make_env(config)
-    tasks = TaskSampler(some_tasks(env, config.environment.split, config.environment.tasks), config.run.seed)
-    panel = select_panel(env, config.evaluation.split, config.evaluation.episodes) if config.evaluation.episodes else []
+    env, training_tasks, panel = open_environment(config)
+    tasks = TaskSampler(training_tasks, config.run.seed)
     state = run.load_state()
     policy = starting_policy(run, env, display) if state is None else load_policy(
         str(run.checkpoints[-1]), dtype=config.model.dtype, device=config.model.device)
@@ -119,14 +119,15 @@ def make_rollout(config: TrainConfig, **options: Any) -> Rollout:
                    retries=config.rollout.retries, episode_seconds=config.rollout.episode_seconds)
 
 
-def some_tasks(env: TextEnv, split: str, count: int | None) -> Sequence[Task]:
-    """The first `count` tasks of a split, or all of it. Raises SettingsError where it holds fewer."""
-    tasks = env.tasks(split)
-    if count is None:
-        return tasks
-    if count > len(tasks):
-        raise SettingsError(f"split {split!r} of {env.env_id} holds {len(tasks)} tasks, not the {count} asked for")
-    return tasks[:count]
+def open_environment(config: TrainConfig) -> tuple[TextEnv, Sequence[Task], list[Task]]:
+    """The environment, its training tasks and the evaluation panel. Raises SettingsError where the config is wrong."""
+    split, count, panel = config.environment.split, config.environment.tasks, config.evaluation
+    try:
+        env = make_env(config)
+        tasks = select_panel(env, split, count) if count else env.tasks(split)
+        return env, tasks, select_panel(env, panel.split, panel.episodes) if panel.episodes else []
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError, OSError) as error:
+        raise SettingsError(f"environment {config.environment.id}: {error}") from error
 
 
 def starting_policy(run: Run, env: TextEnv, display: Display) -> Policy:

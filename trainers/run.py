@@ -43,7 +43,7 @@ class Run:
     def create(cls, folder: str | Path, config: TrainConfig) -> "Run":
         """A new run's folder. Raises RunError where it already holds a run."""
         folder = Path(folder)
-        if (folder / "config.toml").exists():
+        if any((folder / name).exists() for name in ("initial", "checkpoints", *LOGS)):
             raise RunError(f"{folder} already holds a run: go on with --resume {folder}, or choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
         run = cls(folder, config)
