@@ -7,9 +7,11 @@ from itertools import chain, repeat
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from agents.engine import Request
-from agents.models import ModelError
+from agents.models import ModelError, Policy
 from agents.transformers_engine import TransformersEngine, sample, uniform_numbers
 from tests.agents.policies import FAMILIES, generate, logprobs_alone, random_ids, random_policy
 
@@ -194,6 +196,16 @@ def test_a_stop_text_may_end_inside_a_token():
     assert policy.tokenizer.decode(completion.response_ids) == "xab" and completion.finish_reason == "stop"
 
 
+def test_a_stop_text_may_end_with_the_space_that_begins_a_token():
+    # As in SentencePiece: "▁x" is " x", but reads "x" where it comes first.
+    made = Tokenizer(models.WordLevel({"a": 0, "▁x": 1, "e": 2, "b": 3}, "e"))
+    made.decoder = decoders.Metaspace()
+    policy = Policy(random_policy().model, PreTrainedTokenizerFast(tokenizer_object=made, eos_token="e"))
+    policy.model.generation_config.eos_token_id = None
+    completion, = generate(made_to_say(policy, [0, 3, 1, 0, 3]), request([5], tokens=9, stop=("b ",), temperature=0))
+    assert policy.tokenizer.decode(completion.response_ids) == "ab x" and completion.finish_reason == "stop"
+
+
 def test_a_stop_text_in_the_prompt_stops_nothing():
     policy = random_policy()
     engine = made_to_say(policy, ids_of(policy, "ool> word"))
@@ -314,6 +326,20 @@ def test_cancelled_requests_leave_the_others_alone():
         assert answers[i].response_ids.tolist() == expected[i].response_ids.tolist()
     again = generate(engine, *(request(p, seed=i, tokens=20, episode=str(i)) for i, p in enumerate(prompts)))
     assert [a.response_ids.tolist() for a in again] == [e.response_ids.tolist() for e in expected]
+
+
+def test_cancelled_requests_cost_no_further_tokens():
+    engine = TransformersEngine(random_policy(eos_token_id=None))
+
+    async def given_up():
+        tasks = [asyncio.create_task(engine.generate(request([5, i], tokens=120))) for i in range(4)]
+        while engine.sampled_tokens < 40:
+            await asyncio.sleep(0)
+        for task in tasks[1:]:
+            task.cancel()
+        await tasks[0]
+    asyncio.run(given_up())
+    assert engine.sampled_tokens <= 40 + 3 * 4 + 120
 
 
 @pytest.mark.parametrize("place", ["_advance", "_next_row"])
