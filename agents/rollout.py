@@ -23,10 +23,6 @@ from agents.trajectory import Group, Status, Trajectory, Turn
 from envs.core import ActionSpan, Task, TextEnv
 
 
-class RolloutError(RuntimeError):
-    """No group of a rollout survived; the message holds the first traceback."""
-
-
 @dataclass
 class RolloutReport:
     """What a rollout cost and lost."""
@@ -51,6 +47,14 @@ class RolloutReport:
                      "dropped_groups", "errors"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.first_traceback = self.first_traceback or other.first_traceback
+
+
+class RolloutError(RuntimeError):
+    """No group of a rollout survived; the message holds the first traceback, `report` what was lost."""
+
+    def __init__(self, message: str, report: RolloutReport | None = None):
+        super().__init__(message)
+        self.report = report or RolloutReport()
 
 
 class _EpisodeError(Exception):
@@ -118,14 +122,14 @@ class Rollout:
         groups = [Group(task=task, trajectories=tuple(members))
                   for task, members in zip(tasks, results) if all(members)]
         report.dropped_groups = len(tasks) - len(groups)
+        report.seconds = time.perf_counter() - started
         if tasks and not groups:
             raise RolloutError(f"all {len(tasks)} groups failed ({report.errors}); the first failure was:\n"
-                               + report.first_traceback)
+                               + report.first_traceback, report)
         for trajectory in (t for group in groups for t in group.trajectories):
             report.episodes += 1
             report.turns += len(trajectory.turns)
             report.sampled_tokens += trajectory.response_length
-        report.seconds = time.perf_counter() - started
         return groups, report
 
     async def _with_retries(self, agent: Agent, task: Task, seed: int, report: RolloutReport) -> Trajectory:

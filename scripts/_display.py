@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import rich.console
-import tomli_w
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from trainers.config import TrainConfig, config_dict
+from trainers.config import TrainConfig
 from trainers.evaluation import Evaluation
-from trainers.run import without_none
+from trainers.run import config_toml
 from trainers.settings import setting_names
 
 
@@ -18,8 +17,8 @@ class Console:
     """Results on standard output, progress and errors on standard error."""
 
     def __init__(self):
-        self.out = rich.console.Console(highlight=False)
-        self.err = rich.console.Console(stderr=True, highlight=False)
+        self.out = rich.console.Console(highlight=False, emoji=False)
+        self.err = rich.console.Console(stderr=True, highlight=False, emoji=False)
 
     def error(self, message: object) -> None:
         self.err.print(f"error: {message}", style="bold red", markup=False, soft_wrap=True)
@@ -34,7 +33,7 @@ class TrainingDisplay:
         self._task: Any = None
 
     def __enter__(self) -> "TrainingDisplay":
-        self._console.err.print(f"run: {self._folder}", markup=False)
+        self._console.err.print(f"run: {self._folder}", markup=False, soft_wrap=True)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -57,8 +56,11 @@ class TrainingDisplay:
         self._progress.update(self._task, advance=1, note=note)
 
     def evaluation(self, title: str, evaluation: Evaluation) -> None:
-        self._stop()
+        if self._progress is not None:
+            self._progress.stop()
         evaluation.print(self._console.out, title)
+        if self._progress is not None:
+            self._progress.start()
 
     def _stop(self) -> None:
         if self._progress is not None:
@@ -68,7 +70,7 @@ class TrainingDisplay:
 
 def print_plan(console: Console, config: TrainConfig, rows: list[tuple[str, str]]) -> None:
     """The resolved config as TOML and the plan as a table."""
-    console.out.print(tomli_w.dumps(without_none(config_dict(config))), markup=False)
+    console.out.print(config_toml(config), markup=False, soft_wrap=True)
     table = Table(title="plan", show_header=False, title_justify="left")
     for row in rows:
         table.add_row(*row)

@@ -20,7 +20,7 @@ from agents.rollout import RolloutError
 from scripts._display import Console, TrainingDisplay, print_plan, setting_help
 from scripts._progress import quiet_transformers
 from trainers.config import TrainConfig, load_config
-from trainers.loop import open_environment, train
+from trainers.loop import check_device, open_environment, train
 from trainers.plan import plan
 from trainers.run import Run, RunError
 from trainers.settings import SettingsError
@@ -41,16 +41,19 @@ def main(argv: list[str] | None = None) -> int:
     console = Console()
     quiet_transformers(console.err)
     try:
-        if options.resume:
-            if file or overrides or options.run_dir:
+        if options.resume is not None:
+            if file is not None or overrides or options.run_dir:
                 raise SettingsError("--resume goes on with the run's own settings; give nothing beside it")
             run = Run.open(options.resume)
+            config = run.config
         else:
             config = load_config(file, overrides)
-            open_environment(config)[0].close()
-            if options.dry_run:
-                print_plan(console, config, list(plan(config)))
-                return 0
+        open_environment(config)[0].close()
+        if options.dry_run:
+            print_plan(console, config, list(plan(config)))
+            return 0
+        check_device(config)
+        if options.resume is None:
             run = Run.create(options.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S"), config)
     except (SettingsError, RunError) as error:
         console.error(error)

@@ -1,16 +1,26 @@
 """What a training run is made of. A config file holds only what differs from these defaults."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from trainers.algorithms import Algorithm, find_algorithm
 from trainers.algorithms.grpo import GRPO
 from trainers.learner import OptimizerSettings
-from trainers.settings import SettingsError, merge, read_overrides, read_toml, setting_names, settings, validate
+from trainers.settings import (
+    SettingsError,
+    merge,
+    read_overrides,
+    read_toml,
+    setting_names,
+    settings,
+    unknown_setting,
+    validate,
+)
 
 
 @settings
@@ -120,18 +130,18 @@ class RunSettings:
     """Of torch on the CPU; None: one per core."""
 
 
-@settings
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A whole run."""
+    """A whole run. Raises SettingsError where sections do not fit together."""
 
-    environment: EnvironmentSettings = Field(default_factory=EnvironmentSettings)
-    model: ModelSettings = Field(default_factory=ModelSettings)
-    warm_start: WarmStartSettings = Field(default_factory=WarmStartSettings)
-    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
-    algorithm: Algorithm = Field(default_factory=GRPO)
-    optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
-    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
-    run: RunSettings = Field(default_factory=RunSettings)
+    environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    warm_start: WarmStartSettings = field(default_factory=WarmStartSettings)
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    algorithm: Algorithm = field(default_factory=GRPO)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    run: RunSettings = field(default_factory=RunSettings)
 
     def __post_init__(self):
         if self.algorithm.uses_groups and self.rollout.group_size < 2:
@@ -140,6 +150,10 @@ class TrainConfig:
         if self.optimizer.minibatches > self.rollout.tasks_per_step * self.rollout.group_size:
             raise SettingsError(f"optimizer.minibatches {self.optimizer.minibatches} is more than the "
                                 f"{self.rollout.tasks_per_step * self.rollout.group_size} episodes of a step")
+        try:
+            torch.device(self.model.device or "cpu")
+        except RuntimeError as error:
+            raise SettingsError(f"model.device {self.model.device!r} names no device: {error}") from None
         if self.model.path == "tiny" and self.model.hidden_size % 16:
             raise SettingsError(f"model.hidden_size must be a multiple of 16, got {self.model.hidden_size}")
         if self.model.path == "tiny" and self.model.vocabulary < 300:
@@ -149,7 +163,7 @@ class TrainConfig:
 
 def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> TrainConfig:
     """The config of a TOML file with `--section.key VALUE` overrides on top. Raises SettingsError."""
-    return build_config(merge(read_toml(path) if path else {}, read_overrides(overrides)))
+    return build_config(merge({} if path is None else read_toml(path), read_overrides(overrides)))
 
 
 def build_config(data: Mapping[str, Any]) -> TrainConfig:
@@ -162,16 +176,18 @@ def build_config(data: Mapping[str, Any]) -> TrainConfig:
     name = section.pop("name", "GRPO")
     if not isinstance(name, str):
         raise SettingsError(f"algorithm.name: an algorithm's name is text, got {name!r}")
-    algorithm = find_algorithm(name)
-    others = ["algorithm.name", *setting_names(TrainConfig)]
-    built = validate(algorithm, section, section="algorithm", known=others)
-    return validate(TrainConfig, {**data, "algorithm": built},
-                    known=["algorithm.name", *setting_names(algorithm, "algorithm")])
+    types = {part.name: part.type for part in fields(TrainConfig)} | {"algorithm": find_algorithm(name)}
+    known = ["algorithm.name", *(name for part, cls in types.items() for name in setting_names(cls, part))]
+    data = {**data, "algorithm": section}
+    if unknown := [unknown_setting(part, value, known) for part, value in data.items() if part not in types]:
+        raise SettingsError("\n".join(unknown))
+    return TrainConfig(**{part: validate(types[part], value, section=part, known=known)
+                          for part, value in data.items()})
 
 
 def config_dict(config: TrainConfig) -> dict[str, Any]:
     """The resolved config as nested settings that `build_config` reads back."""
-    data = dataclasses.asdict(config)
+    data = asdict(config)
     algorithm = type(config.algorithm)
     own = algorithm.__module__.startswith("trainers.algorithms")
     data["algorithm"] = {"name": algorithm.__name__ if own else f"{algorithm.__module__}:{algorithm.__name__}",

@@ -1,6 +1,7 @@
 """The policy that a run starts from: loaded, or made for the environment, and warm-started on gold solutions."""
 
 from collections.abc import Callable
+from contextlib import closing
 
 import torch
 
@@ -9,6 +10,7 @@ from agents.rollout import Rollout, derive_seed
 from agents.tiny import make_tiny_policy
 from envs.core import TextEnv
 from trainers.config import TrainConfig
+from trainers.settings import SettingsError
 from trainers.supervised import fine_tune_policy, gold_texts, gold_trajectories
 
 TOKENIZER_TASKS = 512
@@ -16,11 +18,16 @@ TOKENIZER_TASKS = 512
 
 
 def initial_policy(config: TrainConfig, env: TextEnv) -> Policy:
-    """The policy that `config.model` names; `tiny` makes one for the environment."""
+    """The policy that `config.model` names; `tiny` makes one for the environment. Raises ModelError, and SettingsError
+    where the environment has no gold solutions for a tiny one."""
     if config.model.path != "tiny":
         return load_policy(config.model.path, dtype=config.model.dtype, device=config.model.device)
     tasks = env.tasks(config.environment.split)
-    texts = gold_texts(env, tasks[:TOKENIZER_TASKS], derive_seed(config.run.seed, "texts"))
+    try:
+        texts = gold_texts(env, tasks[:TOKENIZER_TASKS], derive_seed(config.run.seed, "texts"))
+    except LookupError as error:
+        raise SettingsError(f"{error}, which a tiny policy's tokenizer is trained on: write gold(), or name a model "
+                            "with model.path") from error
     policy = make_tiny_policy(env, texts, vocabulary=config.model.vocabulary, hidden_size=config.model.hidden_size,
                               layers=config.model.layers, seed=config.run.seed)
     policy.model.to(config.model.device or ("cuda" if torch.cuda.is_available() else "cpu"),
@@ -32,9 +39,11 @@ def warm_start(config: TrainConfig, policy: Policy, demonstrations: Rollout,
                on_step: Callable[[int, dict[str, float]], None]) -> None:
     """Fine-tune `policy` on the gold solutions that the `demonstrations` rollout's environment gives."""
     settings, seed = config.warm_start, config.run.seed
-    env = demonstrations.make_env()
-    tasks = env.tasks(config.environment.split)[:settings.demonstrations]
-    trajectories = gold_trajectories(demonstrations, policy, tasks, derive_seed(seed, "demonstrations"))
+    with closing(demonstrations.make_env()) as env:
+        count = min(settings.demonstrations, config.environment.tasks or settings.demonstrations)
+        tasks = env.tasks(config.environment.split)[:count]
+    trajectories = gold_trajectories(demonstrations, policy, tasks, derive_seed(seed, "demonstrations"),
+                                     window=config.rollout.window)
     fine_tune_policy(policy, trajectories, steps=settings.steps, batch_size=settings.batch_size,
                      learning_rate=settings.learning_rate, seed=seed, on_step=on_step,
                      micro_batch_tokens=config.optimizer.micro_batch_tokens, row_tokens=config.optimizer.row_tokens)

@@ -1,8 +1,12 @@
 """The training loop: sample tasks, roll out, credit, update, sync, log, evaluate, save."""
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import islice
 from typing import Any, Protocol
 
 import gymnasium
@@ -12,7 +16,7 @@ import torch
 import envs
 from agents.agent import ModelAgent
 from agents.models import Policy, load_policy
-from agents.rollout import Rollout, RolloutReport, derive_seed
+from agents.rollout import Rollout, RolloutError, RolloutReport, derive_seed
 from agents.trajectory import Group
 from agents.transformers_engine import TransformersEngine
 from envs.core import Task, TextEnv
@@ -43,69 +47,83 @@ class Display(Protocol):
 def train(run: Run, display: Display) -> list[Evaluation]:
     """Train `run.config`'s agent, from the newest checkpoint of the run's folder if it holds one.
 
-    Returns the evaluations. A KeyboardInterrupt is passed on after a checkpoint of the last whole step.
+    Returns the evaluations. KeyboardInterrupt and RolloutError are passed on after a checkpoint of the last whole step.
     """
     config, algorithm = run.config, run.config.algorithm
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     env, training_tasks, panel = open_environment(config)
-    tasks = TaskSampler(training_tasks, config.run.seed)
-    state = run.load_state()
-    policy = starting_policy(run, env, display) if state is None else load_policy(
-        str(run.checkpoints[-1]), dtype=config.model.dtype, device=config.model.device)
-    learner = make_learner(run, policy, state)
-    engine = TransformersEngine(policy, slots=config.rollout.concurrency,
-                                max_context=config.rollout.max_context_tokens)
-    agent = ModelAgent(engine, policy, temperature=config.rollout.temperature, window=config.rollout.window,
-                       max_response_tokens=config.rollout.max_response_tokens)
-    rollout = make_rollout(config)
     evaluations: list[Evaluation] = []
+    with closing(env), closing(run), closing(make_rollout(config)) as rollout:
+        state = run.load_state()
+        policy = starting_policy(run, env, display) if state is None else load_policy(
+            str(run.checkpoints[-1]), dtype=config.model.dtype, device=config.model.device)
+        learner = make_learner(run, policy, state)
+        done, tasks = state["step"] if state else 0, TaskSampler(training_tasks, config.run.seed)
+        tasks.position = position = state["task_position"] if state else 0
+        engine = TransformersEngine(policy, slots=config.rollout.concurrency,
+                                    max_context=config.rollout.max_context_tokens)
+        agent, judged = (
+            ModelAgent(engine, policy, temperature=temperature, window=config.rollout.window,
+                       max_response_tokens=config.rollout.max_response_tokens)
+            for temperature in (config.rollout.temperature, config.evaluation.temperature))
 
-    def report_success(step: int, title: str, samples: int) -> None:
-        if panel:
-            judged = ModelAgent(engine, policy, temperature=config.evaluation.temperature, window=config.rollout.window,
-                                max_response_tokens=config.rollout.max_response_tokens)
-            evaluations.append(evaluate(rollout, judged, panel, samples=samples, seed=config.evaluation.seed))
-            run.log(step, evaluations[-1].to_json(), "evaluations.jsonl")
-            display.evaluation(title, evaluations[-1])
-
-    done, whole = 0, True
-    few, many = config.evaluation.samples, config.evaluation.final_samples or config.evaluation.samples
-    if state is None:
-        report_success(0, "before training", many)
-    else:
-        done, tasks.position = state["step"], state["task_position"]
-    display.phase("training", config.run.steps, done)
-    try:
-        for step in range(done + 1, config.run.steps + 1):
-            engine.load({}, version=step - 1)
-            groups, report, sampled = gather(config, rollout, agent, tasks, step)
-            started = time.perf_counter()
-            batch = pack(groups, algorithm.advantages(groups, step=step - 1))
-            credit_seconds = time.perf_counter() - started
-            whole = False
-            update = learner.update(batch, np.random.default_rng(derive_seed(config.run.seed, "minibatches", step)))
-            done, whole = step, True
-            metrics = {**rollout_metrics(sampled, len(groups), report), **update, "credit_seconds": credit_seconds,
-                       "update_seconds": time.perf_counter() - started - credit_seconds}
-            run.log(step, metrics)
-            run.append("trajectories.jsonl", [trajectory_line(trajectory, step=step) for group in groups
-                                              for trajectory in group.trajectories][:config.run.log_trajectories])
-            display.advance(metrics)
-            last = step == config.run.steps
-            if last or (config.evaluation.every and step % config.evaluation.every == 0):
+        def evaluate_if_due(step: int) -> None:
+            ends = {0: "before training", config.run.steps: "after training"}
+            due = step in ends or (config.evaluation.every and step % config.evaluation.every == 0)
+            if panel and due and step not in run.evaluated:
                 engine.load({}, version=step)
-                report_success(step, "after training" if last else f"after {step} steps", many if last else few)
-            if last or (config.run.save_every and step % config.run.save_every == 0):
-                save(run, step, policy, learner, tasks)
-    except KeyboardInterrupt:
-        if whole and done:
-            save(run, done, policy, learner, tasks)
-        raise
-    finally:
-        rollout.close()
-        run.close()
+                samples = (config.evaluation.final_samples if step in ends else None) or config.evaluation.samples
+                evaluations.append(evaluate(rollout, judged, panel, samples=samples, seed=config.evaluation.seed))
+                run.log(step, evaluations[-1].to_json(), "evaluations.jsonl")
+                display.evaluation(ends.get(step, f"after {step} steps"), evaluations[-1])
+
+        def save() -> None:
+            run.save(done, policy, {"learner": learner.state(), "task_position": position})
+
+        try:
+            evaluate_if_due(done)
+            display.phase("training", config.run.steps, done)
+            for step in range(done + 1, config.run.steps + 1):
+                engine.load({}, version=step - 1)
+                groups, report, sampled = gather(config, rollout, agent, tasks, step)
+                with holding_interrupts():
+                    started = time.perf_counter()
+                    batch = pack(groups, algorithm.advantages(groups, step=step - 1))
+                    credited = time.perf_counter()
+                    update = learner.update(batch, np.random.default_rng(derive_seed(config.run.seed, "minibatches",
+                                                                                     step)))
+                    metrics = {**rollout_metrics(sampled, len(groups), report), **update,
+                               "credit_seconds": credited - started, "update_seconds": time.perf_counter() - credited}
+                    run.log(step, metrics)
+                    shown = islice((t for group in groups for t in group.trajectories), config.run.log_trajectories)
+                    run.append("trajectories.jsonl", [trajectory_line(trajectory, step=step) for trajectory in shown])
+                    done, position = step, tasks.position
+                display.advance(metrics)
+                evaluate_if_due(step)
+                if step == config.run.steps or (config.run.save_every and step % config.run.save_every == 0):
+                    save()
+        except (KeyboardInterrupt, RolloutError):
+            if done:
+                save()
+            raise
     return evaluations
+
+
+@contextmanager
+def holding_interrupts() -> Iterator[None]:
+    """A Ctrl-C in the block takes effect at its end, so that a step is done as a whole or not at all."""
+    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+        yield
+        return
+    arrived: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if arrived:
+        signal.raise_signal(signal.SIGINT)
 
 
 def make_env(config: TrainConfig, **options: Any) -> TextEnv:
@@ -122,12 +140,25 @@ def make_rollout(config: TrainConfig, **options: Any) -> Rollout:
 def open_environment(config: TrainConfig) -> tuple[TextEnv, Sequence[Task], list[Task]]:
     """The environment, its training tasks and the evaluation panel. Raises SettingsError where the config is wrong."""
     split, count, panel = config.environment.split, config.environment.tasks, config.evaluation
+    setting = f"environment {config.environment.id}"
     try:
         env = make_env(config)
         tasks = select_panel(env, split, count) if count else env.tasks(split)
+        if not len(tasks):
+            raise ValueError(f"split {split!r} holds no task to train on")
+        setting = f"evaluation.episodes of {config.environment.id}"
         return env, tasks, select_panel(env, panel.split, panel.episodes) if panel.episodes else []
-    except (gymnasium.error.Error, ImportError, TypeError, ValueError, OSError) as error:
-        raise SettingsError(f"environment {config.environment.id}: {error}") from error
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, NotImplementedError,
+            OSError) as error:
+        raise SettingsError(f"{setting}: {error or type(error).__name__}") from error
+
+
+def check_device(config: TrainConfig) -> None:
+    """Raises SettingsError where this machine has not the device that the config names."""
+    try:
+        torch.zeros(1, device=config.model.device).item()
+    except (RuntimeError, AssertionError) as error:
+        raise SettingsError(f"model.device {config.model.device!r} is not on this machine: {error}") from error
 
 
 def starting_policy(run: Run, env: TextEnv, display: Display) -> Policy:
@@ -138,9 +169,8 @@ def starting_policy(run: Run, env: TextEnv, display: Display) -> Policy:
     policy = initial_policy(config, env)
     if config.warm_start.steps:
         display.phase("warm start", config.warm_start.steps)
-        demonstrations = make_rollout(config, **config.warm_start.options)
-        warm_start(config, policy, demonstrations, lambda step, metrics: display.advance(metrics))
-        demonstrations.close()
+        with closing(make_rollout(config, **config.warm_start.options)) as demonstrations:
+            warm_start(config, policy, demonstrations, lambda step, metrics: display.advance(metrics))
     if config.warm_start.steps or config.model.path == "tiny":
         run.save_initial(policy)
     return policy
@@ -160,20 +190,23 @@ def make_learner(run: Run, policy: Policy, state: dict[str, Any] | None) -> Lear
     return learner
 
 
-def save(run: Run, step: int, policy: Policy, learner: Learner, tasks: "TaskSampler") -> None:
-    """The checkpoint after `step` steps."""
-    run.save(step, policy, {"learner": learner.state(), "task_position": tasks.position})
-
-
 def gather(config: TrainConfig, rollout: Rollout, agent: ModelAgent, tasks: "TaskSampler",
            step: int) -> tuple[list[Group], RolloutReport, list[Group]]:
-    """The groups of one training batch, refilled while the algorithm drops some; and all that were sampled for it."""
+    """The groups of one training batch, refilled while the algorithm drops some; and all that were sampled for it.
+
+    Raises RolloutError where every group failed, and RunError where none is left to train on.
+    """
     wanted, kept, sampled = config.rollout.tasks_per_step, [], []
     total = RolloutReport()
     for attempt in range(config.algorithm.max_generation_batches):
         seed = derive_seed(config.run.seed, "rollout", step, attempt)
         missing = math.ceil((wanted - len(kept)) * max(1, len(sampled)) / max(1, len(kept)))  # at the rate kept so far
-        groups, report = rollout.run(agent, tasks.take(min(wanted, missing)), config.rollout.group_size, seed)
+        try:
+            groups, report = rollout.run(agent, tasks.take(min(wanted, missing)), config.rollout.group_size, seed)
+        except RolloutError as error:
+            if not sampled:
+                raise
+            groups, report = [], error.report  # a refill may be a single group
         total.add(report)
         sampled += groups
         kept += [group for group in groups if config.algorithm.keep(group)]
@@ -183,6 +216,9 @@ def gather(config: TrainConfig, rollout: Rollout, agent: ModelAgent, tasks: "Tas
         raise RunError(f"none of {len(sampled)} groups is worth training on for {type(config.algorithm).__name__}: all "
                        "episodes of each task earned the same. Start from a policy that sometimes succeeds "
                        "(warm_start.steps), or take easier or harder tasks (environment.options)")
+    if not any(trajectory.turns for group in kept for trajectory in group.trajectories):
+        raise RunError("no episode has room for a response: raise rollout.max_context_tokens, or take a model that "
+                       "reads longer prompts")
     return kept[:wanted], total, sampled
 
 

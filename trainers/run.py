@@ -13,16 +13,20 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import tomli_w
 import torch
+from safetensors import SafetensorError
 from torch.utils.tensorboard import SummaryWriter
 
 from agents.models import Policy
 from trainers.config import TrainConfig, build_config, config_dict
+from trainers.files import replacing
 from trainers.settings import SettingsError, read_toml
 
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "trajectories.jsonl")
@@ -41,18 +45,25 @@ class Run:
 
     @classmethod
     def create(cls, folder: str | Path, config: TrainConfig) -> "Run":
-        """A new run's folder. Raises RunError where it already holds a run."""
-        folder = Path(folder)
-        if any((folder / name).exists() for name in ("initial", "checkpoints", *LOGS)):
-            raise RunError(f"{folder} already holds a run: go on with --resume {folder}, or choose another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        run = cls(folder, config)
-        _write(folder / "config.toml", tomli_w.dumps(without_none(config_dict(config))))
-        return run
+        """A new run's folder. Raises RunError where it already holds a run, or cannot be written."""
+        folder, text = Path(folder), config_toml(config)
+        file = folder / "config.toml"
+        try:
+            if any((folder / name).exists() for name in ("initial", "checkpoints", *LOGS)):
+                raise RunError(f"{folder} already holds a run: go on with --resume {folder}, or choose another folder")
+            if file.exists() and file.read_bytes() != text.encode():
+                raise RunError(f"{file} is there already and says something else: go on with --resume {folder}, "
+                               "delete it, or choose another folder")
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(file) as out:
+                out.write(text)
+        except OSError as error:
+            raise RunError(f"cannot make a run in {folder}: {error}") from error
+        return cls(folder, config)
 
     @classmethod
     def open(cls, folder: str | Path) -> "Run":
-        """An existing run's folder, with the config it was made with."""
+        """An existing run's folder, with the config it was made with. Raises RunError where there is none."""
         folder = Path(folder)
         try:
             return cls(folder, build_config(read_toml(folder / "config.toml")))
@@ -67,7 +78,14 @@ class Run:
     @property
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(self.folder.glob("checkpoints/step-*"))
+        found = [path for path in self.folder.glob("checkpoints/step-*") if path.name.removeprefix("step-").isdigit()]
+        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+    @property
+    def evaluated(self) -> set[int]:
+        """Steps after which an evaluation is logged."""
+        path = self.folder / "evaluations.jsonl"
+        return {json.loads(line)["step"] for line in path.read_bytes().splitlines()} if path.exists() else set()
 
     def save(self, step: int, policy: Policy, state: Mapping[str, Any]) -> None:
         """Write the checkpoint after `step` steps, whole or not at all, and drop the oldest ones. Raises RunError."""
@@ -76,19 +94,26 @@ class Run:
             return
         self._save_folder(target, policy, {"step": step, **state})
         for old in self.checkpoints[:-self.config.run.keep_checkpoints]:
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)  # one that stays does no harm
 
     def save_initial(self, policy: Policy) -> None:
         """Keep the policy that training starts from, for resuming and as the reference."""
         self._save_folder(self.initial, policy, None)
 
     def load_state(self) -> dict[str, Any] | None:
-        """The newest checkpoint's training state; None where there is none.
+        """The newest checkpoint's training state; None where there is none. Raises RunError where it is damaged.
 
         Log rows of later steps are dropped: those steps are about to run again.
         """
-        state = torch.load(self.checkpoints[-1] / "state.pt", weights_only=True) if self.checkpoints else None
-        self._forget_after(state["step"] if state else -1)
+        newest = self.checkpoints[-1] if self.checkpoints else None
+        try:
+            state = torch.load(newest / "state.pt", weights_only=True) if newest else None
+            step = state["step"] if state else -1
+        except (OSError, RuntimeError, EOFError, KeyError, UnpicklingError) as error:
+            raise RunError(f"{newest} is damaged ({error}); move it away to go on from the one before") from error
+        for left in self.folder.glob("checkpoints/.step-*"):  # by a crash in the middle of saving
+            shutil.rmtree(left, ignore_errors=True)
+        self._forget_after(step)
         return state
 
     def log(self, step: int, metrics: Mapping[str, float], name: str = "metrics.jsonl") -> None:
@@ -96,24 +121,34 @@ class Run:
         row = {key: None if isinstance(value, float) and not math.isfinite(value) else value
                for key, value in metrics.items()}
         self.append(name, [json.dumps({"step": step, **row}, allow_nan=False)])
-        if self._tensorboard is None:
-            self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step)
-        for key, value in row.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                self._tensorboard.add_scalar(f"{name.removesuffix('.jsonl')}/{key}", value, step)
+        with self._writing("tensorboard") as folder:
+            if self._tensorboard is None:
+                self._tensorboard = SummaryWriter(str(folder), purge_step=step)
+            for key, value in row.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    self._tensorboard.add_scalar(f"{name.removesuffix('.jsonl')}/{key}", value, step)
 
-    def append(self, name: str, lines: list[str]) -> None:
+    def append(self, name: str, lines: Iterable[str]) -> None:
         """Append lines to a log. Raises RunError where it cannot be written."""
-        try:
-            with open(self.folder / name, "a", encoding="utf-8") as file:
-                file.write("".join(line + "\n" for line in lines))
-        except OSError as error:
-            raise RunError(f"cannot write {self.folder / name}: {error}") from error
+        with self._writing(name) as path, open(path, "a", encoding="utf-8", newline="\n") as file:
+            file.writelines(line + "\n" for line in lines)
 
     def close(self) -> None:
-        """Flush and close the plots."""
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        """Flush and close the plots. Raises RunError where they cannot be written."""
+        with self._writing("tensorboard"):
+            if self._tensorboard is not None:
+                self._tensorboard.close()
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[Path]:
+        try:
+            yield self.folder / name
+        except OSError as error:
+            raise RunError(f"cannot write {self.folder / name}: {error}\n{self._last_checkpoint()}") from error
+
+    def _last_checkpoint(self) -> str:
+        return f"The last complete checkpoint is {self.checkpoints[-1]}" if self.checkpoints else \
+            "There is no complete checkpoint yet"
 
     def _save_folder(self, target: Path, policy: Policy, state: Mapping[str, Any] | None) -> None:
         partial = target.with_name("." + target.name)
@@ -124,34 +159,33 @@ class Run:
             if state is not None:
                 torch.save(dict(state), partial / "state.pt")
             os.replace(partial, target)
-        except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch reports a full disk as RuntimeError
+            raise RunError(f"cannot write {target}: {error}\n{self._last_checkpoint()}") from error
+        finally:
             shutil.rmtree(partial, ignore_errors=True)
-            last = self.checkpoints[-1:] or ["none"]
-            raise RunError(f"cannot write {target}: {error}\nThe last complete checkpoint is {last[0]}") from error
 
     def _forget_after(self, step: int) -> None:
-        for name in LOGS:
-            path = self.folder / name
+        for path in (self.folder / name for name in LOGS):
             if path.exists():
-                # A row cut off by a crash is the last one, and of a step that runs again.
-                lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _row_step(line) <= step]
-                _write(path, "".join(line + "\n" for line in lines))
+                # A row cut off by a crash, perhaps inside a character, is the last one, and of a step that runs again.
+                rows = [line.decode() for line in path.read_bytes().splitlines() if _row_step(line) <= step]
+                with self._writing(path.name), replacing(path) as file:
+                    file.writelines(row + "\n" for row in rows)
 
 
-def _row_step(line: str) -> float:
+def _row_step(line: bytes) -> float:
     try:
         return json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):
         return math.inf
 
 
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name("." + path.name)
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+def config_toml(config: TrainConfig) -> str:
+    """The resolved config as a config file."""
+    return tomli_w.dumps(_without_none(config_dict(config)))
 
 
-def without_none(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings without those that are None, which TOML cannot write; reading gives the default again."""
-    return {key: without_none(value) if isinstance(value, Mapping) else value
+def _without_none(data: Mapping[str, Any]) -> dict[str, Any]:
+    # TOML has no None; reading gives the default again.
+    return {key: _without_none(value) if isinstance(value, Mapping) else value
             for key, value in data.items() if value is not None}

@@ -1,7 +1,7 @@
 """Typed settings: frozen dataclasses checked by pydantic, read from TOML and from `--section.key VALUE`.
 
-A command-line override is TOML too: `--rollout.group_size 8` is read as the line `rollout.group_size = 8`, so that both
-ways share one grammar, one set of types and one error message.
+The value of a command-line override is TOML too: `--rollout.group_size 8` means the line `rollout.group_size = 8`, so
+that both ways share one grammar, one set of types and one error message. No value is converted: `true` is no number.
 """
 
 import dataclasses
@@ -29,12 +29,14 @@ class SettingsError(ValueError):
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    path = Path(path)
+    """The settings in a file. Raises SettingsError where it cannot be read or is not TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise SettingsError(f"no config file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+    except OSError as error:
+        raise SettingsError(f"cannot read the config file {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path} is not a TOML file: {error}") from None
 
 
@@ -49,39 +51,53 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Any]:
         key, equals, value = word[2:].partition("=")
         if not equals:
             value = words.pop(0) if words and not words[0].startswith("--") else "true"
-        result = merge(result, _read_override(key, value))
+        if not all(key.split(".")):
+            raise SettingsError(f"--{key} has an empty part; settings are given as --section.key VALUE")
+        nested: Any = _read_value(value)
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        result = merge(result, nested)
     return result
 
 
-def _read_override(key: str, value: str) -> dict[str, Any]:
-    if not all(key.split(".")):
-        raise SettingsError(f"--{key} has an empty part; settings are given as --section.key VALUE")
+def _read_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"{key} = {value}")
-    except tomllib.TOMLDecodeError:
-        pass  # a bare word is a string: the next line quotes it
-    try:
-        return tomllib.loads(f"{key} = {json.dumps(value)}")
-    except tomllib.TOMLDecodeError:
-        raise SettingsError(f"--{key} is not a setting's name; settings are given as --section.key VALUE") from None
+        read = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text  # a bare word is a string
+    return read["value"] if read.keys() == {"value"} else text
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`, section by section. Neither is changed."""
+def merge(base: Mapping[str, Any], over: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """`over` on top of `base`, section by section. Neither is changed. Raises SettingsError where a section meets a
+    value."""
     result = dict(base)
     for key, value in over.items():
-        nested = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merge(result[key], value) if nested else value
+        name = f"{section}.{key}" if section else key
+        sections = isinstance(value, Mapping), isinstance(result.get(key), Mapping)
+        if key in result and sections[0] != sections[1]:
+            raise SettingsError(f"{name} is given both as a section and as the value "
+                                f"{result[key] if sections[0] else value!r}")
+        result[key] = merge(result[key], value, name) if all(sections) else value
     return result
 
 
-def validate(cls: type[T], data: Mapping[str, Any], *, section: str = "", known: Sequence[str] = ()) -> T:
-    """`data` as a checked `cls`. `known` are further setting names that an error may propose."""
+def validate(cls: type[T], data: Any, *, section: str = "", known: Sequence[str] = ()) -> T:
+    """The `section` of a config as a checked `cls`. `known` are further setting names that an error may propose."""
     try:
-        return TypeAdapter(cls).validate_python(data)
+        # JSON has TOML's types, and its strict mode alone reads lists as tuples but `true` and "1" as no numbers.
+        return TypeAdapter(cls).validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         names = [*setting_names(cls, section), *known]
         raise SettingsError("\n".join(_explain(e, section, names) for e in error.errors())) from None
+
+
+def unknown_setting(name: str, value: Any, known: Sequence[str]) -> str:
+    """What an error says of a setting that does not exist; of a section, it names the first setting in it."""
+    while isinstance(value, Mapping) and value:
+        part, value = next(iter(value.items()))
+        name = f"{name}.{part}"
+    return f"unknown setting {name!r}; the nearest is {nearest_setting(name, known)!r}"
 
 
 def setting_names(cls: type, section: str = "") -> list[str]:
@@ -104,13 +120,8 @@ def nearest_setting(name: str, known: Sequence[str]) -> str:
 
 
 def _explain(error: Mapping[str, Any], section: str, known: Sequence[str]) -> str:
-    path, value = [section] * bool(section) + [str(part) for part in error["loc"]], error["input"]
-    unknown = error["type"] in ("unexpected_keyword_argument", "extra_forbidden")
-    while unknown and isinstance(value, Mapping) and value:  # of an unknown section, name a setting in it
-        part, value = next(iter(value.items()))
-        path.append(str(part))
-    name = ".".join(path)
-    if unknown:
-        return f"unknown setting {name!r}; the nearest is {nearest_setting(name, known)!r}"
+    name = ".".join([section] * bool(section) + [str(part) for part in error["loc"]])
+    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return unknown_setting(name, error["input"], known)
     message = error["msg"].removeprefix("Value error, ")
     return f"{name or 'settings'}: {message}" + (f" (got {error['input']!r})" if error["loc"] else "")

@@ -24,6 +24,8 @@ def find_algorithm(name: str) -> type[Algorithm]:
     module_name, _, class_name = name.rpartition(":")
     if not module_name:
         return _member(sys.modules[__name__], name, f"unknown algorithm {name!r}")
+    if not all(module_name.split(".")):
+        raise SettingsError(f"algorithm {name!r}: {module_name!r} is no module's name; give module:Class")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
