@@ -175,7 +175,7 @@ class Run:
 
 def _row_step(line: bytes) -> float:
     try:
-        return json.loads(line)["step"]
+        return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf
 
