@@ -27,6 +27,7 @@ class ChatTemplate:
         self.plain = not tokenizer.chat_template
         self._folds_system = not self.plain and not self._knows_system_role()
         self._encode_cached = lru_cache(maxsize=4096)(self._encode)
+        self._opening_cached = lru_cache(maxsize=4096)(self._opening)  # the episodes of a group begin alike
         self._between = None if self.plain else self._fixed_text_between_turns()
         self._lacks_bos = self._tokenizer_adds_bos() \
             and tokenizer.bos_token_id not in self._encode(self.render([{"role": "user", "content": "υ"}]))
@@ -44,7 +45,10 @@ class ChatTemplate:
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
         """Ids of the first prompt, with exactly one beginning-of-text token where the tokenizer wants one."""
-        ids = self._encode(self.render(messages))
+        return list(self._opening_cached(tuple((message["role"], message["content"]) for message in messages)))
+
+    def _opening(self, messages: tuple[tuple[str, str], ...]) -> list[int]:
+        ids = self._encode(self.render([{"role": role, "content": content} for role, content in messages]))
         return [self.tokenizer.bos_token_id, *ids] if self._lacks_bos else ids
 
     def extension(self, messages: Sequence[Message]) -> str | None:

@@ -35,6 +35,8 @@ DONORS = 64
 class _Slot:
     """One row of the cache: an episode's tokens, and its request while one is running."""
 
+    row: int
+    """Where it stands; rows are swapped so that the running ones come first."""
     episode: str = ""
     cached: list[int] = field(default_factory=list)
     """The ids whose keys and values the row holds."""
@@ -56,7 +58,7 @@ class TransformersEngine:
         self.prefilled_tokens = 0
         self._check_layers()
         check_model(policy.model)
-        self._slots = [_Slot() for _ in range(slots)]
+        self._slots = [_Slot(row) for row in range(slots)]
         self._cache = self._new_cache()
         self._running = 0
         self._idle = dict.fromkeys(self._slots)
@@ -151,6 +153,8 @@ class TransformersEngine:
         A prompt that begins as one that was read before starts from a copy of those keys and values. Where it begins as
         one that joins only now, it waits for the next round instead: a group's common prompt is read once.
         """
+        # In the order of their rows: those idle since the last steps then stand where they are needed, unmoved.
+        self._waiting = deque(sorted(self._waiting, key=lambda item: self._row_held(item[0].episode)))
         first, later, news = self._running, [], []
         read = sorted(((slot.cached, slot) for slot in set(self._donors)), key=itemgetter(0))
         joining: list[tuple[list[int], _Slot]] = []
@@ -171,7 +175,7 @@ class TransformersEngine:
             news.append(new)
             slot = self._next_row(request.episode)
             if shared > own:
-                self._cache.copy(self._slots.index(donor), self._running, cached)
+                self._cache.copy(donor.row, self._running, cached)
             slot.episode, slot.cached = request.episode, prompt[:cached]
             slot.request, slot.answer, slot.response, slot.logprobs = request, answer, [], []
             self._running += 1
@@ -187,8 +191,12 @@ class TransformersEngine:
         slot = self._held.get(episode) or next(iter(self._idle))
         del self._idle[slot]
         self._held.pop(slot.episode, None)
-        self._swap(self._slots.index(slot), self._running)
+        self._swap(slot.row, self._running)
         return slot
+
+    def _row_held(self, episode: str) -> int:
+        """The idle row that holds this episode; one past the last where none does."""
+        return self._held[episode].row if episode in self._held else len(self._slots)
 
     @torch.no_grad()
     def _advance(self, first: int, end: int, news: list[int]) -> None:
@@ -266,6 +274,7 @@ class TransformersEngine:
     def _swap(self, a: int, b: int) -> None:
         self._cache.swap(a, b, max(len(self._slots[a].cached), len(self._slots[b].cached)))
         self._slots[a], self._slots[b] = self._slots[b], self._slots[a]
+        self._slots[a].row, self._slots[b].row = a, b
 
     def _new_cache(self) -> SlotCache:
         return SlotCache(self.policy.model.config.get_text_config().num_hidden_layers, len(self._slots))
