@@ -90,7 +90,7 @@ def test_a_damaged_checkpoint_is_named(policy, tmp_path):
     run.save(1, policy, {})
     for damage in (b"", b"PK\x03\x04 not a checkpoint", b"\x80\x02}q\x00."):
         (run.checkpoints[0] / "state.pt").write_bytes(damage)
-        with pytest.raises(RunError, match="step-000001 is damaged .*move it away to go on from the one before"):
+        with pytest.raises(RunError, match=r"step-000001 is damaged .*move it away to go on from the one before"):
             run.load_state()
     (run.checkpoints[0] / "state.pt").unlink()
     with pytest.raises(RunError, match="step-000001 is damaged"):
