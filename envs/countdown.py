@@ -73,19 +73,24 @@ class Countdown(TextEnv):
         return Outcome(observation=f"<obs>{value}</obs>", valid=value != "error")
 
     def gold(self, rng: np.random.Generator) -> list[str]:
-        """With the tool: 0 to `demonstration_tries` different wrong tries, the solution as a try, the solution. The
-        tries are expressions of all the numbers; `rng` also chooses among the solutions."""
+        """With the tool: some different wrong tries, the solution as a try, the solution; `rng` varies all of them.
+
+        There are k wrong tries with probability 2^-(k+1), at most `demonstration_tries`. Each is an expression of all
+        the numbers that would solve the problem for another target.
+        """
         solution = solve([self.numbers[i] for i in rng.permutation(len(self.numbers))], self.target)
         if solution is None:
             raise LookupError(f"no expression of {self.numbers} equals {self.target}")
         answer = f"<answer>{solution}</answer>"
         if not self.tool:
             return [answer]
-        wanted = int(rng.integers(self.demonstration_tries + 1))
+        wanted = min(int(rng.geometric(0.5)) - 1, self.demonstration_tries)
         tries: dict[str, None] = {}
-        for _ in range(20 * wanted):  # two numbers may allow fewer wrong tries than wanted
+        for _ in range(100 * wanted):  # few numbers may allow fewer wrong tries than wanted
+            if len(tries) == wanted:
+                break
             expression = random_expression(rng, self.numbers)
-            if expression.value != self.target and len(tries) < wanted:
+            if expression.value != self.target and self.limits.allow(expression.value):
                 tries[expression.text] = None
         return [f"<tool>{text}</tool>" for text in [*tries, solution]] + [answer]
 

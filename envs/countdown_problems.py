@@ -102,6 +102,10 @@ class Limits:
             raise ValueError("smallest_target must not be above largest_target, got "
                              f"{self.smallest_target} and {self.largest_target}")
 
+    def allow(self, value: Fraction) -> bool:
+        """Whether `value` can be a target."""
+        return value.denominator == 1 and self.smallest_target <= value <= self.largest_target
+
 
 def new_problem(rng: random.Random, limits: Limits, taken: Collection[Problem]) -> Problem:
     """The next solvable problem of `rng` that is not among `taken`."""
@@ -109,7 +113,7 @@ def new_problem(rng: random.Random, limits: Limits, taken: Collection[Problem]) 
         count = limits.min_numbers + int(rng.random() * (limits.max_numbers - limits.min_numbers + 1))
         numbers = [1 + int(rng.random() * limits.largest_number) for _ in range(count)]
         value = random_expression(rng, numbers).value
-        if value.denominator == 1 and limits.smallest_target <= value <= limits.largest_target:
+        if limits.allow(value):
             problem = Problem(tuple(sorted(numbers)), int(value))
             if problem not in taken:
                 return problem

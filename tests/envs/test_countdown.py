@@ -276,9 +276,9 @@ def test_gold_solves_after_different_wrong_tries(tries):
         for call in wrong:
             text = call.removeprefix("<tool>").removesuffix("</tool>")
             assert calculate(text) not in ("error", str(task.data["target"]))
-            # Every number is used once: the try is a right answer to its own value, where that is an integer.
-            if "/" not in calculate(text):
-                assert score_countdown(task.data["numbers"], int(calculate(text)), f"<answer>{text}</answer>") == 1
+            # The try is a right answer to another target.
+            assert 10 <= int(calculate(text)) <= 99
+            assert score_countdown(task.data["numbers"], int(calculate(text)), f"<answer>{text}</answer>") == 1
         ends = [env.step(env.parse(response).text) for response in responses]
         assert ends[-1][4]["success"] and not any(end[2] for end in ends[:-1])
     assert lengths == set(range(tries + 1))
@@ -293,8 +293,8 @@ def test_gold_varies_with_its_generator_and_only_with_it(env):
 def test_two_equal_numbers_allow_few_tries_and_gold_still_ends():
     env = envs.make(ID, min_numbers=2, demonstration_tries=9)
     start(env, (5, 5), 10)
-    # Beside 5+5 there are 5-5, 5*5 and 5/5.
-    assert max(len(env.gold(np.random.default_rng(seed))) for seed in range(30)) == 5
+    # Beside 5+5 only 5*5 is between 10 and 99; 5-5 and 5/5 are not.
+    assert max(len(env.gold(np.random.default_rng(seed))) for seed in range(30)) == 3
 
 
 def test_an_unsolvable_problem_has_no_gold(env):
