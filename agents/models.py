@@ -73,6 +73,8 @@ def load_policy(path: str, *, dtype: str = "float32", device: str | None = None)
                          f"({', '.join(missing[:3])}, ...), which would be random: give a causal language model, whole")
     if options:
         _forget_quantisation(model)
+    for parameter in model.parameters():  # where a file has them they are not aligned, and kernels round differently
+        parameter.data = parameter.data.clone()
     return Policy(prepare(model).to(device), tokenizer)
 
 

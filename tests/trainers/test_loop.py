@@ -115,10 +115,13 @@ def test_dapo_samples_more_than_it_trains_on(tmp_path):
 
 def test_an_environment_that_always_fails_ends_the_run_and_makes_no_reward(tmp_path, monkeypatch):
     run = Run.create(tmp_path, small_config(rollout={"retries": 1}))
-    monkeypatch.setattr(Parity, "_step", _broken)
+
+    class Breaking(Recorder):
+        def phase(self, name, total, done=0):
+            monkeypatch.setattr(Parity, "_step", _broken)
     with pytest.raises(RolloutError, match=r"(?s)all 2 groups failed.*RuntimeError: the world is gone"):
-        train(run, Recorder())
-    assert not (tmp_path / "metrics.jsonl").exists() or rows(tmp_path) == []
+        train(run, Breaking())
+    assert not (tmp_path / "metrics.jsonl").exists() and not run.checkpoints
 
 
 def _broken(env, action):
@@ -148,7 +151,7 @@ def test_one_task_that_always_fails_is_left_out_and_counted(tmp_path, monkeypatc
     whole = Parity._step
 
     def step(env, action):
-        if env.task.key == "train 3":
+        if env.task.key == "train 3" and len(action) > 1:  # the gold solution's actions are single letters
             raise OSError("no such world")
         return whole(env, action)
     monkeypatch.setattr(Parity, "_step", step)
@@ -208,12 +211,12 @@ def test_the_panel_is_played_by_the_weights_of_its_step(tmp_path, monkeypatch):
 
 
 def test_every_environment_that_was_played_is_closed(tmp_path, monkeypatch):
-    made, closed = [], []
-    monkeypatch.setattr(Parity, "close", lambda env: closed.append(env))
+    made, closed = set(), set()
+    monkeypatch.setattr(Parity, "close", lambda env: closed.add(env))
     whole = Parity._reset
-    monkeypatch.setattr(Parity, "_reset", lambda env, task, rng: made.append(env) or whole(env, task, rng))
+    monkeypatch.setattr(Parity, "_reset", lambda env, task, rng: made.add(env) or whole(env, task, rng))
     start(tmp_path, evaluation={"episodes": 2}, warm_start={"steps": 2})
-    assert made and set(map(id, made)) == set(map(id, closed))
+    assert made and made <= closed
 
 
 @pytest.mark.parametrize("sections, message", [
