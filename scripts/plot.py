@@ -14,30 +14,40 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from scripts._display import Console
+
 SMOOTHING = 8
 """Training steps that a point of the training curve is the mean of."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit codes: 0 done, 2 a folder holds no run."""
-    parser = argparse.ArgumentParser(prog="scripts.plot", description=__doc__,
+    """Exit codes: 0 done, 2 a folder holds no run that can be drawn, or the picture cannot be written."""
+    parser = argparse.ArgumentParser(prog="plot", description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="run folders")
     parser.add_argument("--out", type=Path, required=True, help="picture to write (.png, .svg, .pdf)")
     options = parser.parse_args(argv)
+    if not options.out.suffix:
+        parser.error(f"--out {options.out} says no kind of picture: end it in .png, .svg or .pdf")
     try:
-        runs = {folder.name: (read_rows(folder / "metrics.jsonl"), read_rows(folder / "evaluations.jsonl"))
+        runs = {str(folder): (read_rows(folder / "metrics.jsonl"), read_rows(folder / "evaluations.jsonl"))
                 for folder in options.runs}
-    except FileNotFoundError as error:
-        print(f"error: no run there: {error.filename} is missing", file=sys.stderr)
+        draw(runs).savefig(options.out, dpi=110, bbox_inches="tight")
+    except (OSError, ValueError) as error:
+        Console().error(error)
         return 2
-    draw(runs).savefig(options.out, dpi=110, bbox_inches="tight")
     return 0
 
 
 def read_rows(path: Path) -> list[dict]:
-    """The objects of a JSONL file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """The objects of a run's log. Raises OSError where there is none, and ValueError where it is empty or damaged."""
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if not rows:
+        raise ValueError(f"{path} holds nothing to draw yet")
+    return rows
 
 
 def draw(runs: dict[str, tuple[list[dict], list[dict]]]) -> plt.Figure:
