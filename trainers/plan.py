@@ -7,14 +7,20 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from agents.tiny import tiny_config
 from trainers.config import TrainConfig
+from trainers.settings import SettingsError
 
 GIB = 2**30
+NO_LIMIT = 1_000_000
+"""Tokens that a model without a limit of its own is taken to read."""
 ACTIVATION_BYTES = 34
 """Held for the backward pass per token, layer and hidden unit, at 2 bytes a number (arXiv 2205.05198)."""
 
 
 def plan(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """Rows (what, how much) of a run's plan: batch, tokens, memory."""
+    """Rows (what, how much) of a run's plan: batch, tokens, memory.
+
+    Raises SettingsError for a model that is no causal language model.
+    """
     rollout, optimizer = config.rollout, config.optimizer
     episodes = rollout.tasks_per_step * rollout.group_size
     yield "episodes per step", f"{episodes} ({rollout.tasks_per_step} tasks x {rollout.group_size})"
@@ -28,7 +34,9 @@ def plan(config: TrainConfig) -> Iterator[tuple[str, str]]:
         return
     bytes_each = torch.finfo(getattr(torch, config.model.dtype)).bits // 8
     parameters = count_parameters(model)
-    context = min(rollout.max_context_tokens or model.max_position_embeddings, model.max_position_embeddings)
+    model = model.get_text_config()
+    longest = getattr(model, "max_position_embeddings", None) or NO_LIMIT
+    context = min(rollout.max_context_tokens or longest, longest)
     heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     head_size = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     cache = 2 * model.num_hidden_layers * heads * head_size * bytes_each
@@ -57,5 +65,8 @@ def model_config(config: TrainConfig) -> PretrainedConfig | None:
 
 def count_parameters(model: PretrainedConfig) -> int:
     """Parameters of a causal language model of this architecture; no weights are made."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in AutoModelForCausalLM.from_config(model).parameters())
+    try:
+        with torch.device("meta"):
+            return sum(p.numel() for p in AutoModelForCausalLM.from_config(model).parameters())
+    except ValueError as error:
+        raise SettingsError(f"model.path: a {model.model_type} model is no causal language model: {error}") from error

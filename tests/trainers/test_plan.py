@@ -1,0 +1,98 @@
+"""The plan's numbers, worked out by hand, without a weight being made."""
+
+import pytest
+import torch
+from transformers import AutoConfig, LlamaConfig
+
+from agents.tiny import make_tiny_policy, tiny_config
+from tests.trainers.runs import Parity, small_config
+from trainers.plan import count_parameters, plan
+from trainers.settings import SettingsError
+
+MODEL = LlamaConfig(vocab_size=1000, hidden_size=1024, intermediate_size=2048, num_hidden_layers=4,
+                    num_attention_heads=16, num_key_value_heads=4, max_position_embeddings=2048,
+                    tie_word_embeddings=False)
+# Embeddings and head 2 x 1000 x 1024; a layer: q and o 2 x 1024^2, k and v 2 x 1024 x 256, MLP 3 x 1024 x 2048, and two
+# norms.
+PARAMETERS = 2 * 1000 * 1024 + 4 * (2 * 1024**2 + 2 * 1024 * 256 + 3 * 1024 * 2048 + 2 * 1024) + 1024
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model's folder with its config and no weights."""
+    MODEL.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def rows(path, **sections):
+    return dict(plan(small_config(**{"model": {"path": path}} | sections)))
+
+
+def gib(text):
+    return float(text.removesuffix(" GiB").replace(",", ""))
+
+
+def test_the_numbers_are_those_worked_out_by_hand(folder):
+    found = rows(folder, rollout={"tasks_per_step": 8, "group_size": 4, "concurrency": 512, "max_response_tokens": 100},
+                 optimizer={"epochs": 2, "minibatches": 3, "micro_batch_tokens": 65536}, run={"steps": 10},
+                 evaluation={"episodes": 7, "split": "test"})
+    assert found["episodes per step"] == "32 (8 tasks x 4)" and found["gradient steps"] == "60"
+    assert found["evaluated problems"] == "7 of test"
+    assert found["context"] == "2048 tokens, at most 100 in a response"
+    assert found["parameters"] == f"{PARAMETERS / 1e6:,.1f} M (float32)"
+    assert gib(found["weights"]) == pytest.approx(PARAMETERS * 4 / 2**30, abs=0.005)
+    assert gib(found["gradients and AdamW"]) == pytest.approx(3 * PARAMETERS * 4 / 2**30, abs=0.005)
+    # 512 rows x 2048 tokens x 4 layers x keys and values of 4 heads x 64 numbers x 4 bytes
+    assert gib(found["key-value cache (full)"]) == 8.0 == 512 * 2048 * 4 * 2 * 4 * 64 * 4 / 2**30
+    # 34 bytes at 2 bytes a number, so 68, for each of 65,536 tokens x 4 layers x 1,024 units
+    assert gib(found["activations of a micro-batch"]) == 17.0 == 65536 * 4 * 1024 * 68 / 2**30
+    total = sum(gib(found[name]) for name in ("weights", "gradients and AdamW", "key-value cache (full)",
+                                              "activations of a micro-batch"))
+    assert gib(found["memory in all, at most"]) == pytest.approx(total, abs=0.03)
+
+
+def test_half_the_bytes_take_half_the_memory_and_a_reference_takes_more(folder):
+    whole, half = rows(folder), rows(folder, model={"path": folder, "dtype": "bfloat16"})
+    assert gib(half["gradients and AdamW"]) == pytest.approx(gib(whole["gradients and AdamW"]) / 2, abs=0.006)
+    assert half["parameters"].endswith("(bfloat16)")
+    both = rows(folder, algorithm={"kl_coefficient": 0.1})
+    assert gib(both["weights and reference"]) == pytest.approx(2 * gib(whole["weights"]), abs=0.01)
+
+
+def test_the_context_is_the_shorter_of_the_asked_and_the_possible(folder):
+    for asked, context in ((None, 2048), (512, 512), (4096, 2048)):
+        sections = {"rollout": {"max_context_tokens": asked}} if asked else {}
+        assert rows(folder, **sections)["context"].startswith(f"{context} tokens")
+
+
+def test_refills_are_announced(folder):
+    assert rows(folder, algorithm={"name": "DAPO", "max_generation_batches": 5})["sampled at most per step"] == \
+        "40 episodes"
+
+
+def test_a_model_that_is_not_here_has_unknown_memory():
+    found = rows("nobody/no-such-model")
+    assert found["memory"] == "unknown: the config of nobody/no-such-model is not on this machine"
+    assert found["gradient steps"] == "2"
+
+
+def test_a_model_that_is_no_language_model_is_refused(tmp_path):
+    AutoConfig.for_model("t5", d_model=16, num_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(SettingsError, match="a t5 model is no causal language model"):
+        rows(str(tmp_path))
+
+
+def test_no_weights_are_made(folder, monkeypatch):
+    devices = []
+    whole = torch.nn.Parameter.__new__
+    monkeypatch.setattr(torch.nn.Parameter, "__new__", lambda cls, data=None, requires_grad=True: (
+        devices.append(data.device.type), whole(cls, data, requires_grad))[1])
+    rows(folder)
+    rows("tiny")
+    assert set(devices) == {"meta"}
+
+
+def test_a_tiny_policy_has_the_parameters_that_are_counted():
+    policy = make_tiny_policy(Parity(), ["a b c"], vocabulary=300, hidden_size=32, layers=2)
+    counted = count_parameters(tiny_config(len(policy.tokenizer), 32, 2))
+    assert counted == sum(p.numel() for p in policy.model.parameters())
