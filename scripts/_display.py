@@ -18,6 +18,8 @@ class Console:
 
     def __init__(self):
         self.out = rich.console.Console(highlight=False, emoji=False)
+        if not self.out.is_terminal:
+            self.out.width = 120  # a file has no edge, and a table's row is one line
         self.err = rich.console.Console(stderr=True, highlight=False, emoji=False)
 
     def error(self, message: object) -> None:
