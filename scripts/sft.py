@@ -32,8 +32,8 @@ from trainers.transcripts import fits, messages, read_trajectories, tokenise
 
 TOKENIZER_TEXTS = 512
 """Transcripts that a tiny policy's tokenizer is trained on."""
-LEARNING_RATES = {True: 2e-3, False: 1e-5}
-"""Of a tiny policy, and of any other."""
+RECIPES = {True: ("muon", 1e-2), False: ("adamw", 1e-5)}
+"""Optimiser and learning rate for a tiny policy, which starts from random weights, and for any other."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,7 +61,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--demonstrations", type=int, default=4096, help="tasks whose gold solution is shown")
     parser.add_argument("--steps", type=int, default=500, help="gradient steps (default 500)")
     parser.add_argument("--batch-size", type=int, default=32, help="transcripts in a step (default 32)")
-    parser.add_argument("--learning-rate", type=float, help="the highest one (default: 2e-3 if tiny, else 1e-5)")
+    parser.add_argument("--learning-rate", type=float, help="the highest one (default: 1e-2 if tiny, else 1e-5)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the trained model")
     arguments = parser.parse_args(argv)
@@ -99,8 +99,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             advance(f"loss {losses[-1]:.3f}")
 
         try:
+            optimizer, learning_rate = RECIPES[arguments.model == "tiny"]
             fine_tune_policy(policy, trajectories, steps=arguments.steps, batch_size=arguments.batch_size,
-                             learning_rate=arguments.learning_rate or LEARNING_RATES[arguments.model == "tiny"],
+                             optimizer=optimizer, learning_rate=arguments.learning_rate or learning_rate,
                              seed=arguments.seed, on_step=on_step)
         except FloatingPointError as error:
             console.error(f"{error}\nnothing was saved; lower --learning-rate")

@@ -67,6 +67,8 @@ class WarmStartSettings:
     """Keyword arguments of the environment that shows them, beside `environment.options`."""
     batch_size: PositiveInt = 32
     """Transcripts in a gradient step."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """See `optimizer.name`; a tiny policy, which starts from random weights, wants `muon`."""
     learning_rate: PositiveFloat = 2e-3
     """Rises over the first twentieth of the steps, then falls to 0 as a cosine."""
 

@@ -23,8 +23,11 @@ from trainers.settings import settings
 
 @settings
 class OptimizerSettings:
-    """AdamW and how a batch becomes gradient steps."""
+    """The optimiser, and how a batch becomes gradient steps."""
 
+    name: Literal["adamw", "muon"] = "adamw"
+    """`muon`: Muon for the matrices of the layers, AdamW for embeddings, head and vectors, both at the same learning
+    rate. A policy that starts from random weights learns several times faster with it."""
     learning_rate: PositiveFloat = 1e-6
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What the learning rate does after the warm-up; linear and cosine end at 0 with the run's last step."""
@@ -58,11 +61,9 @@ class Learner:
         check_model(policy.model)
         self.policy, self.algorithm, self.settings, self.temperature = policy, algorithm, optimizer, temperature
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=optimizer.learning_rate, fused=True,
-                                           betas=(optimizer.beta1, optimizer.beta2),
-                                           weight_decay=optimizer.weight_decay)
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: _learning_rate_factor(step, optimizer, total_steps))
+        self.optimizers = _optimizers(policy.model, optimizer)
+        self.schedulers = [torch.optim.lr_scheduler.LambdaLR(
+            one, lambda step: _learning_rate_factor(step, optimizer, total_steps)) for one in self.optimizers]
         self.reference = None
         if algorithm.needs.reference_logprobs:
             self.reference = (reference or copy.deepcopy(policy.model)).requires_grad_(False)
@@ -122,15 +123,18 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """Everything beside the weights that the next step depends on."""
-        return {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
+        return {"optimizers": [one.state_dict() for one in self.optimizers],
+                "schedulers": [one.state_dict() for one in self.schedulers]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`; the weights are loaded on their own."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
+        for kind, ours in (("optimizers", self.optimizers), ("schedulers", self.schedulers)):
+            for one, its in zip(ours, state[kind], strict=True):
+                one.load_state_dict(its)
 
     def _gradient_step(self, batch: Batch) -> dict[str, float]:
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
         metrics = self.accumulate_gradients(batch)
         if not metrics:
             return metrics
@@ -138,9 +142,9 @@ class Learner:
         if not (torch.isfinite(norm) and math.isfinite(metrics["loss"])):
             raise FloatingPointError(f"the loss is {metrics['loss']}, the gradient's norm {float(norm)}; the weights "
                                      "are those before this step")
-        metrics |= {"gradient_norm": float(norm), "learning_rate": self.scheduler.get_last_lr()[0]}
-        self.optimizer.step()
-        self.scheduler.step()
+        metrics |= {"gradient_norm": float(norm), "learning_rate": self.schedulers[0].get_last_lr()[0]}
+        for one in (*self.optimizers, *self.schedulers):
+            one.step()
         return metrics
 
     def _reference_logprobs(self, batch: Batch) -> np.ndarray:
@@ -165,6 +169,19 @@ def _merged(parts: Sequence[Mapping[str, float | torch.Tensor]]) -> dict[str, fl
     names = list(dict.fromkeys(name for part in parts for name in part))
     return {name: float((max if name.endswith("_max") else sum)(part[name] for part in parts if name in part))
             for name in names}
+
+
+def _optimizers(model: PreTrainedModel, settings: OptimizerSettings) -> list[torch.optim.Optimizer]:
+    """One or two optimisers that together hold every trainable parameter once."""
+    tables = {id(module.weight) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trainable if p.ndim == 2 and id(p) not in tables] if settings.name == "muon" else []
+    others = [p for p in trainable if not any(p is matrix for matrix in matrices)]
+    # Muon's step scaled to the size of AdamW's (arXiv 2502.16982), so that one learning rate serves both.
+    muon = [torch.optim.Muon(matrices, lr=settings.learning_rate, weight_decay=settings.weight_decay,
+                             adjust_lr_fn="match_rms_adamw")] if matrices else []
+    return [*muon, torch.optim.AdamW(others, lr=settings.learning_rate, fused=True, weight_decay=settings.weight_decay,
+                                     betas=(settings.beta1, settings.beta2))]
 
 
 def _learning_rate_factor(step: int, optimizer: OptimizerSettings, total_steps: int) -> float:

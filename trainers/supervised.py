@@ -54,13 +54,13 @@ def sample_batches(trajectories: Sequence[Trajectory], batch_size: int, steps: i
 
 
 def fine_tune_policy(policy: Policy, trajectories: Sequence[Trajectory], *, steps: int, batch_size: int,
-                     learning_rate: float, seed: int,
+                     learning_rate: float, seed: int, optimizer: str = "adamw",
                      on_step: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
-                     **optimizer: int) -> None:
+                     **settings: int) -> None:
     """Fine-tune `policy` on the trajectories. The learning rate rises over the first twentieth of the steps, then falls
-    to 0 as a cosine; `optimizer` are further `OptimizerSettings`."""
-    chosen = OptimizerSettings(learning_rate=learning_rate, schedule="cosine", beta2=0.98, weight_decay=0.01,
-                               warmup_steps=max(1, steps // 20), **optimizer)
+    to 0 as a cosine; `settings` are further `OptimizerSettings`."""
+    chosen = OptimizerSettings(name=optimizer, learning_rate=learning_rate, schedule="cosine", beta2=0.98,
+                               weight_decay=0.01, warmup_steps=max(1, steps // 20), **settings)
     rng = np.random.default_rng(derive_seed(seed, "warm start"))
     learner = Learner(policy, SFT(), chosen, total_steps=steps)
     fine_tune(learner, sample_batches(trajectories, batch_size, steps, rng), rng, on_step)

@@ -50,7 +50,7 @@ def gradient(learner: Learner) -> torch.Tensor:
 
 def accumulated(policy, algorithm, batch, temperature=1.0, **settings):
     learner = Learner(policy, algorithm, OptimizerSettings(**settings), temperature=temperature)
-    learner.optimizer.zero_grad(set_to_none=True)
+    learner.optimizers[0].zero_grad(set_to_none=True)
     if learner.reference is not None:
         for parameter in learner.reference.parameters():  # some other reference, so that the KL term matters
             parameter.mul_(0.9)
@@ -213,11 +213,11 @@ def test_a_batch_without_a_trained_token_changes_nothing(algorithm):
     policy, some = random_policy(), conversation([9], [10, 11])
     learner = Learner(policy, algorithm, OptimizerSettings(learning_rate=0.1, weight_decay=0.1, epochs=2))
     before = copy.deepcopy(policy.model.state_dict())
-    schedule = learner.scheduler.state_dict()
+    schedule = learner.schedulers[0].state_dict()
     batch = pack([group(some)], [[Credit.uniform(some, 1.0, excluded=True)]])
     assert learner.update(batch, np.random.default_rng(0)) == {}
     assert all(torch.equal(weight, before[name]) for name, weight in policy.model.state_dict().items())
-    assert learner.scheduler.state_dict() == schedule and not learner.optimizer.state
+    assert learner.schedulers[0].state_dict() == schedule and not learner.optimizers[0].state
 
 
 def test_a_trajectory_s_probability_rises_with_a_positive_advantage_and_falls_with_a_negative_one():
@@ -262,7 +262,7 @@ def test_the_learning_rate_follows_its_schedule(schedule, expected):
 def test_epochs_and_minibatches_take_as_many_steps():
     learner = Learner(random_policy(), GRPO(), OptimizerSettings(epochs=2, minibatches=3))
     learner.update(random_batch(), np.random.default_rng(0))
-    assert learner.scheduler.last_epoch == 6
+    assert learner.schedulers[0].last_epoch == 6
 
 
 def test_training_goes_on_from_a_saved_state_as_if_never_stopped():
@@ -336,3 +336,15 @@ def test_two_processes_have_the_gradients_and_metrics_of_one(tmp_path):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6 * float(expected.abs().max()))
         assert torch.equal(found, two[split, name][0])
         assert metrics == two[split, name][1] == pytest.approx(whole, rel=1e-5, abs=1e-6)
+
+
+def test_muon_trains_the_matrices_of_the_layers_and_adamw_everything_else_each_once():
+    policy = random_policy()
+    learner = Learner(policy, SFT(), OptimizerSettings(name="muon", learning_rate=1e-2))
+    held = [id(p) for one in learner.optimizers for group in one.param_groups for p in group["params"]]
+    assert sorted(held) == sorted(id(p) for p in policy.model.parameters())
+    muon, adamw = ({id(p) for group in one.param_groups for p in group["params"]} for one in learner.optimizers)
+    names = {id(p): name for name, p in policy.model.named_parameters()}
+    assert {names[i].rsplit(".", 2)[-2] for i in muon} == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
+                                                          "up_proj", "down_proj"}
+    assert id(policy.model.get_input_embeddings().weight) in adamw

@@ -135,4 +135,4 @@ def test_each_batch_is_one_step():
     learner, some = Learner(random_policy(), SFT(), OptimizerSettings()), [conversation([9], [10])]
     steps: list[int] = []
     fine_tune(learner, iter([some, some, some]), np.random.default_rng(0), lambda step, metrics: steps.append(step))
-    assert steps == [0, 1, 2] and learner.scheduler.last_epoch == 3
+    assert steps == [0, 1, 2] and learner.schedulers[0].last_epoch == 3
