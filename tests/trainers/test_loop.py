@@ -151,7 +151,7 @@ def test_one_task_that_always_fails_is_left_out_and_counted(tmp_path, monkeypatc
     whole = Parity._step
 
     def step(env, action):
-        if env.task.key == "train 3" and len(action) > 1:  # the gold solution's actions are single letters
+        if env.task.key == "train 3" and not action.startswith("gold"):
             raise OSError("no such world")
         return whole(env, action)
     monkeypatch.setattr(Parity, "_step", step)

@@ -169,9 +169,9 @@ def test_a_run_interrupted_in_its_first_step_starts_from_the_same_policy(tmp_pat
 
 
 def _interrupt_model(whole):
-    """Interrupts the first action that is not the gold solution's single letter."""
+    """Interrupts the first action that is not the gold solution's."""
     def step(env, action):
-        if len(action) != 1:
+        if not action.startswith("gold"):
             signal.raise_signal(signal.SIGINT)
         return whole(env, action)
     return step
@@ -185,7 +185,7 @@ def test_a_checkpoint_loaded_twice_keeps_the_learning_rate(tmp_path):
     policy, state = load_policy(str(run.checkpoints[-1]), device="cpu"), run.load_state()
     learner = make_learner(run, policy, state)
     learner.load_state(state["learner"])
-    assert learner.scheduler.get_last_lr() == [0.5]  # 2 of 4 steps of a line from 1 to 0 are done
+    assert learner.schedulers[0].get_last_lr() == [0.5]  # 2 of 4 steps of a line from 1 to 0 are done
 
 
 def test_an_interrupt_is_held_until_the_step_is_whole():

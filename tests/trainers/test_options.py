@@ -1,0 +1,140 @@
+"""No setting is without effect: each changes a run's numbers, its files, its plan, or is refused."""
+
+import json
+
+import pytest
+import torch
+
+from agents.rollout import RolloutError
+from tests.trainers.runs import Parity, Recorder, rows, small_config, weights
+from trainers import learner
+from trainers.algorithms import DAPO, GRPO, RLOO, RLOOpp
+from trainers.config import TrainConfig
+from trainers.loop import check_device, train
+from trainers.plan import plan
+from trainers.run import Run, RunError
+from trainers.settings import SettingsError, merge, read_overrides, setting_names
+
+NUMBERS, EVALUATIONS, TRAJECTORIES, FILES = "numbers", "evaluations", "trajectories", "files"
+PLAN, ROWS, THREADS, ERROR, REFUSED = "plan", "rows", "threads", "error", "refused"
+
+OFF_POLICY = "--optimizer.epochs 4 --optimizer.learning_rate 0.1"
+WARM = "--warm_start.steps 2 --warm_start.batch_size 2"
+KL = "--algorithm.kl_coefficient 0.5 --optimizer.epochs 3"
+SUM = "--algorithm.aggregation sequence_mean_token_sum_norm --algorithm.aggregation_length 7"
+EVALUATE = "--evaluation.episodes 4"
+SAVE = "--run.steps 4 --run.save_every 1"
+OVERLONG = "--algorithm.overlong_length 11 --algorithm.overlong_buffer 8"
+
+# setting: (another value, what shows it, the run in which it matters)
+SETTINGS = {
+    "environment.id": ("turngym/Countdown-v0", NUMBERS, ""), "environment.split": ("other", TRAJECTORIES, ""),
+    "environment.tasks": ("3", TRAJECTORIES, ""), "environment.options": ("{turns = 1}", NUMBERS, ""),
+    "model.path": ("no/such", PLAN, ""), "model.dtype": ("bfloat16", NUMBERS, ""),
+    "model.device": ("cuda:99", REFUSED, ""), "model.hidden_size": ("48", NUMBERS, ""),
+    "model.layers": ("2", NUMBERS, ""), "model.vocabulary": ("320", NUMBERS, "--environment.id turngym/Countdown-v0"),
+    "warm_start.steps": ("1", NUMBERS, WARM), "warm_start.demonstrations": ("1", NUMBERS, WARM),
+    "warm_start.options": ("{turns = 1}", NUMBERS, WARM), "warm_start.batch_size": ("1", NUMBERS, WARM),
+    "warm_start.learning_rate": ("0.01", NUMBERS, WARM),
+    "rollout.tasks_per_step": ("3", NUMBERS, ""), "rollout.group_size": ("3", NUMBERS, ""),
+    "rollout.temperature": ("0.5", NUMBERS, ""), "rollout.max_response_tokens": ("3", NUMBERS, ""),
+    "rollout.max_context_tokens": ("16", NUMBERS, ""), "rollout.window": ("1", NUMBERS, ""),
+    "rollout.concurrency": ("90000", PLAN, ""), "rollout.retries": ("0", NUMBERS, ""),
+    "rollout.episode_seconds": ("1e-9", ERROR, "--rollout.retries 0"),
+    "optimizer.learning_rate": ("0.02", NUMBERS, ""), "optimizer.schedule": ("linear", NUMBERS, ""),
+    "optimizer.warmup_steps": ("3", NUMBERS, ""), "optimizer.weight_decay": ("0.5", NUMBERS, ""),
+    "optimizer.beta1": ("0.5", NUMBERS, ""), "optimizer.beta2": ("0.5", NUMBERS, ""),
+    "optimizer.max_gradient_norm": ("1e-9", NUMBERS, ""), "optimizer.epochs": ("2", NUMBERS, ""),
+    "optimizer.minibatches": ("2", NUMBERS, ""), "optimizer.micro_batch_tokens": ("9000000", PLAN, ""),
+    "optimizer.row_tokens": ("64", ROWS, ""),
+    "evaluation.split": ("other", EVALUATIONS, EVALUATE), "evaluation.episodes": ("0", EVALUATIONS, EVALUATE),
+    "evaluation.samples": ("2", EVALUATIONS, EVALUATE), "evaluation.temperature": ("0", EVALUATIONS, EVALUATE),
+    "evaluation.every": ("1", EVALUATIONS, EVALUATE), "evaluation.final_samples": ("2", EVALUATIONS, EVALUATE),
+    "evaluation.seed": ("1", EVALUATIONS, EVALUATE),
+    "run.steps": ("3", NUMBERS, ""), "run.seed": ("1", NUMBERS, ""), "run.save_every": ("0", FILES, SAVE),
+    "run.keep_checkpoints": ("1", FILES, SAVE), "run.log_trajectories": ("1", TRAJECTORIES, ""),
+    "run.threads": ("1", THREADS, ""),
+}
+ALGORITHM = {
+    "clip_low": ("0.001", NUMBERS, OFF_POLICY), "clip_high": ("0.001", NUMBERS, OFF_POLICY),
+    "aggregation": ("sequence_mean_token_mean", NUMBERS, ""), "aggregation_length": ("9", NUMBERS, SUM),
+    "kl_coefficient": ("0.9", NUMBERS, KL), "kl_estimator": ("k2", NUMBERS, KL),
+    "entropy_coefficient": ("0.5", NUMBERS, ""), "mask_truncated": ("true", NUMBERS, "--run.seed 2"),
+}
+GROUP = {"dual_clip": ("1.001", NUMBERS, OFF_POLICY), "ratio": ("sequence", NUMBERS, OFF_POLICY),
+         "normalise_by_std": ("false", NUMBERS, ""), "statistics_over": ("row", NUMBERS, "--run.steps 4")}
+ALGORITHMS = {
+    GRPO: ALGORITHM | GROUP,
+    DAPO: ALGORITHM | GROUP | {
+        "max_generation_batches": ("1", NUMBERS, "--rollout.group_size 2 --run.seed 4"),
+        "overlong_length": ("12", NUMBERS, OVERLONG), "overlong_buffer": ("3", NUMBERS, OVERLONG),
+        "overlong_factor": ("0.1", NUMBERS, OVERLONG)},
+    RLOO: ALGORITHM | {"ratio": ("token", REFUSED, ""), "dual_clip": ("3.0", REFUSED, "")},
+    RLOOpp: ALGORITHM | {"ratio": ("token", REFUSED, ""), "dual_clip": ("3.0", REFUSED, ""),
+                         "target_std": ("0.1", NUMBERS, "--optimizer.learning_rate 0.001")},
+}
+CASES = [(GRPO, name, *case) for name, case in SETTINGS.items()] + [
+    (algorithm, f"algorithm.{name}", *case) for algorithm, cases in ALGORITHMS.items() for name, case in cases.items()]
+
+
+def test_the_table_holds_every_setting():
+    assert set(SETTINGS) == {name for name in setting_names(TrainConfig) if not name.startswith("algorithm")}
+    for algorithm, cases in ALGORITHMS.items():
+        assert set(cases) == set(setting_names(algorithm))
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """What was observed of a run, by its settings."""
+    return {}
+
+
+def observe(algorithm, arguments, folder, monkeypatch):
+    """Everything that a run shows, or how it ends."""
+    overrides = ["--algorithm.name", algorithm.__name__, *arguments]
+    config = small_config(**merge({"rollout": {"retries": 8}}, read_overrides(overrides)))
+    shapes, calls, whole, threads = [], [], Parity._step, torch.get_num_threads()
+
+    def pack_rows(sequences, width, whole=learner.pack_rows):
+        found = whole(sequences, width)
+        shapes.append(tuple(found.token_ids.shape))
+        return found
+
+    def step(env, action):  # now and then an action fails
+        calls.append(action)
+        if not action.startswith("gold") and len(calls) % 29 == 0:
+            raise OSError("now and then")
+        return whole(env, action)
+
+    check_device(config)
+    found = {PLAN: list(plan(config))}
+    if config.model.path != "tiny":
+        return found
+    with monkeypatch.context() as patch:
+        patch.setattr(learner, "pack_rows", pack_rows)
+        patch.setattr(Parity, "_step", step)
+        try:
+            train(Run.create(folder, config), Recorder())
+        except (RolloutError, RunError) as error:
+            return found | {ERROR: type(error)}
+        found[THREADS] = torch.get_num_threads()
+        torch.set_num_threads(threads)
+    return found | {
+        NUMBERS: (json.dumps(rows(folder)), weights(folder).tolist()), ROWS: shapes, ERROR: None,
+        TRAJECTORIES: rows(folder, "trajectories"),
+        EVALUATIONS: rows(folder, "evaluations") if (folder / "evaluations.jsonl").exists() else [],
+        FILES: sorted(path.name for path in folder.glob("checkpoints/*"))}
+
+
+@pytest.mark.parametrize("algorithm, name, value, shown, base", CASES,
+                         ids=[f"{algorithm.__name__} {name}" for algorithm, name, *_ in CASES])
+def test_every_setting_shows(algorithm, name, value, shown, base, tmp_path, monkeypatch, seen):
+    other = [*base.split(), f"--{name}={value}"]
+    if shown == REFUSED:
+        with pytest.raises(SettingsError, match=name):
+            observe(algorithm, other, tmp_path, monkeypatch)
+        return
+    if (algorithm, base) not in seen:
+        seen[algorithm, base] = observe(algorithm, base.split(), tmp_path / "base", monkeypatch)
+    changed = observe(algorithm, other, tmp_path / "other", monkeypatch)
+    assert changed.get(shown) != seen[algorithm, base].get(shown)
