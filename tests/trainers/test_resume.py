@@ -21,6 +21,7 @@ VARIANTS = {
     "reference": {"algorithm": {"kl_coefficient": 0.1}},
     "minibatches": {"optimizer": {"minibatches": 2, "epochs": 2}},
     "cosine": {"optimizer": {"schedule": "cosine", "warmup_steps": 3, "weight_decay": 0.1}},
+    "muon": {"optimizer": {"name": "muon"}, "warm_start": {"steps": 2, "batch_size": 2, "optimizer": "muon"}},
     "evaluations": {"evaluation": {"episodes": 2, "every": 2, "final_samples": 2}},
     "window": {"rollout": {"window": 1}},
     "RLOO": {"algorithm": {"name": "RLOO"}},
