@@ -1,7 +1,7 @@
 """The `turngym` command: `turngym train ...` runs `scripts/train.py`, from any folder.
 
-This module has a name that nothing else uses, so that it can put the project's own packages first, whatever is installed
-under names like `scripts` or `agents`, and make the current folder importable for a user's own environments.
+This module has a name that nothing else uses, so that it can put the project's own packages first, whatever is
+installed under names like `scripts` or `agents`, and make the current folder importable for a user's own environments.
 """
 
 import importlib
@@ -16,8 +16,9 @@ def main() -> int | None:
     sys.path[:0] = [str(ROOT), str(Path.cwd())]
     commands = sorted(path.stem for path in (ROOT / "scripts").glob("*.py") if not path.stem.startswith("_"))
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
-        print(f"usage: turngym {{{','.join(commands)}}} ...", file=sys.stderr)
-        return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2
+        asked = sys.argv[1:] in (["-h"], ["--help"])
+        print(f"usage: turngym {{{','.join(commands)}}} ...", file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 2
     command = sys.argv.pop(1)
     sys.argv[0] = f"turngym {command}"
     return importlib.import_module(f"scripts.{command}").main()

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
                                            "       train --resume DIR",
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
                                      epilog=setting_help(TrainConfig))
-    parser.add_argument("--run-dir", help="folder of the run (default: runs/ and the time)")
+    parser.add_argument("--run-dir", help="folder of the run (default: in runs/, by time and process)")
     parser.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved config and the plan, load nothing")
     options, overrides = parser.parse_known_args(argv)
@@ -54,7 +54,8 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         check_device(config)
         if options.resume is None:
-            run = Run.create(options.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S"), config)
+            name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+            run = Run.create(options.run_dir or Path("runs") / name, config)
     except (SettingsError, RunError) as error:
         console.error(error)
         return 2

@@ -26,7 +26,7 @@ from trainers.evaluation import Evaluation, evaluate, select_panel
 from trainers.initial import initial_policy, warm_start
 from trainers.learner import Learner
 from trainers.metrics import rollout_metrics
-from trainers.run import Run, RunError
+from trainers.run import Run
 from trainers.settings import SettingsError
 from trainers.transcripts import trajectory_line
 
@@ -194,7 +194,7 @@ def gather(config: TrainConfig, rollout: Rollout, agent: ModelAgent, tasks: "Tas
            step: int) -> tuple[list[Group], RolloutReport, list[Group]]:
     """The groups of one training batch, refilled while the algorithm drops some; and all that were sampled for it.
 
-    Raises RolloutError where every group failed, and RunError where none is left to train on.
+    Raises RolloutError where every group failed, and where none is left to train on.
     """
     wanted, kept, sampled = config.rollout.tasks_per_step, [], []
     total = RolloutReport()
@@ -213,12 +213,12 @@ def gather(config: TrainConfig, rollout: Rollout, agent: ModelAgent, tasks: "Tas
         if len(kept) >= wanted:
             break
     if not kept:
-        raise RunError(f"none of {len(sampled)} groups is worth training on for {type(config.algorithm).__name__}: all "
-                       "episodes of each task earned the same. Start from a policy that sometimes succeeds "
-                       "(warm_start.steps), or take easier or harder tasks (environment.options)")
+        raise RolloutError(f"none of {len(sampled)} groups is worth training on for {type(config.algorithm).__name__}: "
+                           "all episodes of each task earned the same. Start from a policy that sometimes succeeds "
+                           "(warm_start.steps), or take easier or harder tasks (environment.options)")
     if not any(trajectory.turns for group in kept for trajectory in group.trajectories):
-        raise RunError("no episode has room for a response: raise rollout.max_context_tokens, or take a model that "
-                       "reads longer prompts")
+        raise RolloutError("no episode has room for a response: raise rollout.max_context_tokens, or take a model that "
+                           "reads longer prompts")
     return kept[:wanted], total, sampled
 
 

@@ -6,15 +6,21 @@ import numpy as np
 import pytest
 import torch
 
+import envs
 from agents.agent import ModelAgent
 from agents.models import load_policy
 from agents.rollout import Rollout, RolloutError, RolloutReport
 from agents.trajectory import Group, Trajectory, Turn
+from tests.agents.policies import random_policy
 from tests.trainers.runs import Parity, Recorder, go_on, rows, small_config, start, task_keys, weights
+from tests.trainers.trajectories import group, random_conversation
 from trainers import loop
+from trainers.algorithms.sft import SFT
+from trainers.batch import pack
+from trainers.learner import Learner, OptimizerSettings
 from trainers.loop import TaskSampler, check_device, gather, open_environment, train
 from trainers.metrics import rollout_metrics
-from trainers.run import Run, RunError
+from trainers.run import Run
 from trainers.settings import SettingsError
 from trainers.transcripts import read_trajectories
 
@@ -75,7 +81,7 @@ def test_after_the_last_generation_batch_fewer_groups_are_trained_on():
 
 
 def test_nothing_worth_training_on_is_an_error_that_says_what_to_do():
-    with pytest.raises(RunError, match=r"none of 8 groups is worth training on for DAPO.*warm_start.steps"):
+    with pytest.raises(RolloutError, match=r"none of 8 groups is worth training on for DAPO.*warm_start.steps"):
         gathered(Scripted([DEAD] * 4, [DEAD] * 4), max_generation_batches=2)
 
 
@@ -147,6 +153,19 @@ def test_an_environment_that_fails_later_costs_no_step_that_was_done(tmp_path, m
     assert torch.equal(weights(run.folder), weights(tmp_path / "reference"))
 
 
+def test_a_policy_that_always_succeeds_is_kept_where_nothing_is_left_to_learn(tmp_path, monkeypatch):
+    class Solved(Recorder):
+        def advance(self, metrics):
+            super().advance(metrics)
+            if self.done == 2:
+                monkeypatch.setattr(Parity, "_step", lambda env, action: envs.Outcome(
+                    reward=1.0, terminated=True, success=True))
+    run = Run.create(tmp_path, small_config(algorithm={"name": "DAPO"}, run={"steps": 5}))
+    with pytest.raises(RolloutError, match="none of 20 groups is worth training on for DAPO"):  # 10 batches of 2
+        train(run, Solved())
+    assert [path.name for path in run.checkpoints] == ["step-000002"]
+
+
 def test_one_task_that_always_fails_is_left_out_and_counted(tmp_path, monkeypatch):
     whole = Parity._step
 
@@ -171,6 +190,24 @@ def test_two_steps_of_everything_change_the_weights(sections, tmp_path):
     before = torch.cat([p.flatten() for _, p in sorted(
         load_policy(str(tmp_path / "initial"), device="cpu").model.named_parameters())])
     assert not torch.equal(weights(tmp_path), before)
+
+
+def test_a_smaller_last_minibatch_weighs_its_own_rows():
+    policy, rng = random_policy(), np.random.default_rng(0)
+    trainer = Learner(policy, SFT(aggregation="sequence_mean_token_mean"), OptimizerSettings())
+    seven = group(*(random_conversation(rng, turns=2, reward=1.0) for _ in range(7)))
+    batch = pack([seven], trainer.algorithm.advantages([seven]))
+
+    def gradient(part):
+        trainer.optimizers[0].zero_grad()
+        trainer.accumulate_gradients(part)
+        return torch.cat([p.grad.flatten() for p in trainer.parameters])
+    parts = list(batch.minibatches(2, rng))
+    for part, size in zip(parts, (4, 3), strict=True):
+        members = np.unique(part.trajectory_index)
+        assert len(members) == size
+        alone = [gradient(batch.select([member])) for member in members]
+        torch.testing.assert_close(gradient(part), torch.stack(alone).mean(0), rtol=1e-4, atol=1e-6)
 
 
 class Signs(loop.TrainConfig().algorithm.__class__):
@@ -254,5 +291,5 @@ def test_a_tiny_policy_needs_gold_solutions(tmp_path, monkeypatch):
 
 
 def test_prompts_that_leave_no_room_are_an_error(tmp_path):
-    with pytest.raises(RunError, match="no episode has room for a response"):
+    with pytest.raises(RolloutError, match="no episode has room for a response"):
         start(tmp_path, rollout={"max_context_tokens": 3})

@@ -12,7 +12,7 @@ from trainers.algorithms import DAPO, GRPO, RLOO, RLOOpp
 from trainers.config import TrainConfig
 from trainers.loop import check_device, train
 from trainers.plan import plan
-from trainers.run import Run, RunError
+from trainers.run import Run
 from trainers.settings import SettingsError, merge, read_overrides, setting_names
 
 NUMBERS, EVALUATIONS, TRAJECTORIES, FILES = "numbers", "evaluations", "trajectories", "files"
@@ -116,7 +116,7 @@ def observe(algorithm, arguments, folder, monkeypatch):
         patch.setattr(Parity, "_step", step)
         try:
             train(Run.create(folder, config), Recorder())
-        except (RolloutError, RunError) as error:
+        except RolloutError as error:
             return found | {ERROR: type(error)}
         found[THREADS] = torch.get_num_threads()
         torch.set_num_threads(threads)
