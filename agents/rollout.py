@@ -244,10 +244,13 @@ def derive_seed(*parts: object) -> int:
 
 def _turn(agent: Agent, response: Response, span: ActionSpan, observation: str, reward: float, state_key: str,
           info: dict) -> Turn:
-    template = getattr(agent, "template", None)
-    action_span = token_span(template.tokenizer, response.response_ids, span) if template else (0, 0)
+    template, ids, action_span = getattr(agent, "template", None), response.response_ids, (0, 0)
+    if template and (span.start, span.end) == (0, len(response.text)) and response.text:  # nothing said but the action
+        action_span = 0, len(ids) - (int(ids[-1]) in template.end_ids)
+    elif template:
+        action_span = token_span(template.tokenizer, ids, span)
     return Turn(
-        prompt_ids=response.prompt_ids, response_ids=response.response_ids, logprobs=response.logprobs,
+        prompt_ids=response.prompt_ids, response_ids=ids, logprobs=response.logprobs,
         weight_version=response.weight_version, finish_reason=response.finish_reason, text=response.text,
         action=span.text, action_span=action_span,
         observation=observation, reward=reward, state_key=state_key, valid=info["valid"], info=info)
