@@ -23,6 +23,10 @@ from trainers.settings import (
 )
 
 
+TINY_DEFAULTS = {"optimizer": {"learning_rate": 5e-4}, "warm_start": {"optimizer": "muon", "learning_rate": 1e-2}}
+"""What a tiny policy wants instead of the defaults below, which are those of pretrained models."""
+
+
 @settings
 class EnvironmentSettings:
     """What the agent acts in."""
@@ -68,8 +72,8 @@ class WarmStartSettings:
     batch_size: PositiveInt = 32
     """Transcripts in a gradient step."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """See `optimizer.name`; a tiny policy, which starts from random weights, wants `muon`."""
-    learning_rate: PositiveFloat = 2e-3
+    """See `optimizer.name`."""
+    learning_rate: PositiveFloat = 1e-5
     """Rises over the first twentieth of the steps, then falls to 0 as a cosine."""
 
 
@@ -178,6 +182,9 @@ def build_config(data: Mapping[str, Any]) -> TrainConfig:
     name = section.pop("name", "GRPO")
     if not isinstance(name, str):
         raise SettingsError(f"algorithm.name: an algorithm's name is text, got {name!r}")
+    model = data.get("model", {})
+    if isinstance(model, Mapping) and model.get("path", "tiny") == "tiny":
+        data = merge(TINY_DEFAULTS, data)
     types = {part.name: part.type for part in fields(TrainConfig)} | {"algorithm": find_algorithm(name)}
     known = ["algorithm.name", *(name for part, cls in types.items() for name in setting_names(cls, part))]
     data = {**data, "algorithm": section}

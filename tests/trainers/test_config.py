@@ -6,7 +6,7 @@ import pytest
 
 from tests.trainers.runs import small_config
 from trainers.algorithms import DAPO, GRPO, RLOO, RLOOpp
-from trainers.config import TrainConfig, build_config, config_dict, load_config
+from trainers.config import ModelSettings, TrainConfig, build_config, config_dict, load_config
 from trainers.run import Run, config_toml
 from trainers.settings import SettingsError, setting_names
 
@@ -33,8 +33,17 @@ def mine(tmp_path, monkeypatch):
 
 
 def test_nothing_given_is_the_default():
-    assert load_config() == build_config({}) == TrainConfig()
+    model = {"path": "some/model"}
+    assert build_config({"model": model}) == TrainConfig(model=ModelSettings(**model))
     assert TrainConfig().algorithm == GRPO()
+
+
+def test_a_tiny_policy_has_learning_rates_of_its_own_that_settings_override():
+    config = load_config()
+    assert (config.optimizer.learning_rate, config.warm_start.optimizer, config.warm_start.learning_rate) == (
+        5e-4, "muon", 1e-2)
+    assert load_config(None, ["--optimizer.learning_rate", "0.1"]).optimizer.learning_rate == 0.1
+    assert load_config(None, ["--model.path", "some/model"]).optimizer.learning_rate == 1e-6
 
 
 def test_overrides_stand_above_the_file(tmp_path):

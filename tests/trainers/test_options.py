@@ -35,7 +35,7 @@ SETTINGS = {
     "model.layers": ("2", NUMBERS, ""), "model.vocabulary": ("320", NUMBERS, "--environment.id turngym/Countdown-v0"),
     "warm_start.steps": ("1", NUMBERS, WARM), "warm_start.demonstrations": ("1", NUMBERS, WARM),
     "warm_start.options": ("{turns = 1}", NUMBERS, WARM), "warm_start.batch_size": ("1", NUMBERS, WARM),
-    "warm_start.optimizer": ("muon", NUMBERS, WARM), "warm_start.learning_rate": ("0.01", NUMBERS, WARM),
+    "warm_start.optimizer": ("adamw", NUMBERS, WARM), "warm_start.learning_rate": ("0.02", NUMBERS, WARM),
     "rollout.tasks_per_step": ("3", NUMBERS, ""), "rollout.group_size": ("3", NUMBERS, ""),
     "rollout.temperature": ("0.5", NUMBERS, ""), "rollout.max_response_tokens": ("3", NUMBERS, ""),
     "rollout.max_context_tokens": ("16", NUMBERS, ""), "rollout.window": ("1", NUMBERS, ""),
@@ -54,7 +54,7 @@ SETTINGS = {
     "evaluation.seed": ("1", EVALUATIONS, EVALUATE),
     "run.steps": ("3", NUMBERS, ""), "run.seed": ("1", NUMBERS, ""), "run.save_every": ("0", FILES, SAVE),
     "run.keep_checkpoints": ("1", FILES, SAVE), "run.log_trajectories": ("1", TRAJECTORIES, ""),
-    "run.threads": ("1", THREADS, ""),
+    "run.threads": ("7", THREADS, ""),
 }
 ALGORITHM = {
     "clip_low": ("0.001", NUMBERS, OFF_POLICY), "clip_high": ("0.001", NUMBERS, OFF_POLICY),
