@@ -1,7 +1,8 @@
-"""Where the final answer stands in a completion. Pure text: nothing is evaluated here."""
+"""Where the final answer stands in a completion. No expression is given to sympy here."""
 
 import re
 
+from rewards.equivalence import same_answer
 from rewards.tags import hide_thinking
 
 BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
@@ -24,7 +25,7 @@ def extract_answer(text: str) -> str | None:
 
     Outside `<think>`, in this order: the last `\boxed{...}`, the last closed `<answer>`, the last `#### ...`, the last
     line of the form `Answer: ...` / `the answer is ...`. None as well when the last box is empty or never closed
-    (a truncated text), and for a hedge: two different boxes (or tags) joined by "or".
+    (a truncated text), and for a hedge: boxes (or tags) of different values joined by "or".
     """
     text = hide_thinking(text)
     boxes = _boxes(text)
@@ -77,16 +78,17 @@ def _closing_brace(text: str, start: int) -> int | None:
 
 
 def _last_of_spans(spans: list[tuple[int, int, str]], text: str) -> str | None:
-    """Content of the last span; None when it is empty, or joined by "or" to a different one."""
+    """Content of the last span; None when it is empty, or joined by "or" to one of another value."""
     if not spans:
         return None
-    start, _, content = spans[-1]
-    if len(spans) > 1:
-        _, previous_end, previous = spans[-2]
-        between = " ".join(text[previous_end:start].split())
-        if previous.strip() != content.strip() and len(between) <= MAX_JOIN and OR.search(between):
+    answer = spans[-1][2].strip()
+    for (_, end, content), (start, _, _) in zip(spans[-2::-1], spans[:0:-1]):
+        between = " ".join(text[end:start].split())
+        if len(between) > MAX_JOIN or not OR.search(between):
+            break
+        if content.strip() != answer and not same_answer(content, answer, lambda first, second: False):
             return None
-    return content.strip() or None
+    return answer or None
 
 
 def _plain(line: str) -> str | None:

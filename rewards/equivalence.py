@@ -11,11 +11,12 @@ Judge = Callable[[str, str], bool]
 
 MAX_LENGTH = 2_000
 """Characters of an answer beyond which only the very same text is equal."""
-NAME = r"(?:[a-zA-Z][a-zA-Z0-9_{}' ]*|\\[a-zA-Z]+(?:_\{?\w+\}?)?)(?:\([a-zA-Z](?:,\s*[a-zA-Z])*\))?"
+NAME = r"(?:[a-zA-Z][a-zA-Z0-9_{}' ]*|\\[a-zA-Z]+(?:_(?:\w+|\{\w+\}))?)(?:\([a-zA-Z](?:,\s*[a-zA-Z])*\))?"
 ASSIGNMENT = re.compile(rf"({NAME})\s*(?:=|\\in(?![a-zA-Z]))(.+)", re.DOTALL)
 APPROXIMATELY = re.compile(r"\\approx(?![a-zA-Z])")
 TIME = re.compile(r"\d+:\d+(?::\d+)?")
 WORDS = re.compile(r"[a-zA-Z][a-zA-Z']{3,}|[a-zA-Z']+(?: [a-zA-Z']+)+")
+UNORDERED = ("", r"\{\}")
 BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
@@ -42,6 +43,8 @@ def _same(gold: str, answer: str, judge: Judge) -> bool:
         units = {gold_unit, answer_unit} - {"", "?"}
         return len(units) < 2 and same_quantity(gold_number, answer_number)
     gold_items, answer_items = _collection(gold), _collection(answer)
+    if gold_number and answer_items and answer_items[0] not in UNORDERED:
+        return False  # 12,345 is a number, (12,345) is none
     if gold_items and answer_items:
         return _same_collection(gold_items, answer_items, judge)
     if (gold_items and answer_number) or (gold_number and answer_items):
@@ -131,8 +134,7 @@ def _same_collection(gold: tuple[str, list[str]], answer: tuple[str, list[str]],
     (gold_brackets, gold_items), (answer_brackets, answer_items) = gold, answer
     if len(gold_items) != len(answer_items):
         return False
-    unordered = ("", r"\{\}")
-    if gold_brackets in unordered and answer_brackets in unordered:
+    if gold_brackets in UNORDERED and answer_brackets in UNORDERED:
         return _same_items(gold_items, answer_items, judge)
     # A bare list may stand for a tuple; an open end is not a closed one.
     if gold_brackets != answer_brackets and {gold_brackets, answer_brackets} != {"", "()"}:

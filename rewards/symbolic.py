@@ -57,7 +57,8 @@ def equal_expressions(gold: str, answer: str) -> bool:
 
 
 def _read(text: str) -> sympy.Basic | None:
-    """The expression that `text` denotes, decimals as exact fractions, joined conditions as the set they describe."""
+    """The expression that `text` denotes: decimals as exact fractions, a free i as the imaginary unit, joined
+    conditions as the set they describe."""
     for connective, join in ((r"\lor", sympy.Union), (r"\land", sympy.Intersection)):
         if connective in text:
             parts = [_read(part) for part in text.split(connective)]
@@ -66,7 +67,8 @@ def _read(text: str) -> sympy.Basic | None:
     parsed = parse(f"${text}$", extraction_config=LATEX, fallback_mode="no_fallback", parsing_timeout=None)
     if not parsed or not isinstance(parsed[0], sympy.Basic | sympy.MatrixBase):
         return None
-    return parsed[0].replace(lambda part: part.is_Float, lambda part: sympy.Rational(str(part)))
+    exact = parsed[0].replace(lambda part: part.is_Float, lambda part: sympy.Rational(str(part)))
+    return exact.subs({symbol: sympy.I for symbol in exact.free_symbols if symbol.name == "i"})
 
 
 def _same_values(gold: sympy.Expr, answer: sympy.Expr, gold_text: str, answer_text: str) -> bool | None:

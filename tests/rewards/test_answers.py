@@ -9,7 +9,8 @@ from rewards import extract_answer
     (r"\boxed{4}", "4"), ("I do not know", None), (r"\boxed{137}", "137"), ("", None), (r"\boxed{}", None),
     (r"first \boxed{5}, then \boxed{8}", "8"), (r"\boxed{615} and again \boxed{615}", "615"),
     (r"\boxed{8} or \boxed{9}", None), (r"$\boxed{8}$, or possibly $\boxed{9}$", None),
-    (r"\boxed{8} or rather \boxed{8}", "8"),
+    (r"\boxed{8} or rather \boxed{8}", "8"), (r"\boxed{0.5} or \boxed{\frac12}", r"\frac12"),
+    (r"\boxed{7} or \boxed{8} or \boxed{8}", None),
     (r"\boxed{7} or \boxed{8}. No, checking it all once more gives another value, which is \boxed{9}", "9"),
     (r"\boxed{\frac{9}{16}", None), (r"\boxed{5} and then \boxed{\frac{9}{16}", None),
     (r"\boxed{\boxed{\frac{9}{16}}}", r"\frac{9}{16}"), (r"\boxed{\{1, 2\}}", r"\{1, 2\}"), (r"\fbox{3}", "3"),
@@ -26,8 +27,8 @@ def test_the_last_marked_answer_outside_the_reasoning_counts(text, answer):
     assert extract_answer(text) == answer
 
 
-@pytest.mark.parametrize("piece", ["<think>", "</think>", "<answer>", r"\boxed{", r"\boxed{}", "answer is ", "#### ",
-                                   "answer ****", "answer:" + " " * 50, "{", "\\"])
+@pytest.mark.parametrize("piece", ["<think>", "</think>", "<answer>", r"\boxed{", r"\boxed{}", r"\boxed{8} or ",
+                                   "answer is ", "#### ", "answer ****", "answer:" + " " * 50, "{", "\\"])
 def test_extraction_takes_time_in_proportion_to_the_text(piece):
     begin = time.monotonic()
     extract_answer(piece * (300_000 // len(piece)))
