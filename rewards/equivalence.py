@@ -10,7 +10,7 @@ Judge = Callable[[str, str], bool]
 """Decides (gold, answer) for two expressions that are neither both numbers nor both collections."""
 
 MAX_LENGTH = 2_000
-"""Characters of an answer beyond which only the very same text is equal."""
+"""Characters of a gold or an answer beyond which only the very same text is equal."""
 NAME = r"(?:[a-zA-Z][a-zA-Z0-9_{}' ]*|\\[a-zA-Z]+(?:_(?:\w+|\{\w+\}))?)(?:\([a-zA-Z](?:,\s*[a-zA-Z])*\))?"
 ASSIGNMENT = re.compile(rf"({NAME})\s*(?:=|\\in(?![a-zA-Z]))(.+)", re.DOTALL)
 APPROXIMATELY = re.compile(r"\\approx(?![a-zA-Z])")
@@ -22,7 +22,7 @@ BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 def same_answer(gold: str, answer: str, judge: Judge) -> bool:
     """Equal mathematical content. `judge` is asked for what is neither rational arithmetic nor a collection of it."""
-    if len(answer) > MAX_LENGTH:
+    if max(len(gold), len(answer)) > MAX_LENGTH:
         return gold.strip() == answer.strip()
     return _same(normalise(gold), normalise(answer), judge)
 

@@ -12,7 +12,7 @@ CHARACTERS = str.maketrans({
 SCRIPTS = re.compile(r"([⁰¹²³⁴-⁹⁺⁻]+)(?!⁄)|([₀-₉]+)")
 VULGAR_FRACTION = re.compile(r"(\d\s*)?([¼-¾⅐-⅞])")
 TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf)|mbox|operatorname\*?)\s*\{([^{}]*)\}")
-DEGREES = r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))"
+DEGREES = r"\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degree(?![a-zA-Z]))"
 FUNCTIONS = re.compile(
     r"(?<![\\a-zA-Z])(sqrt|arc(?:sin|cos|tan)|sin|cos|tan|sec|csc|cot|ln|log|exp|pi|infty)(?![a-zA-Z])")
 REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in (

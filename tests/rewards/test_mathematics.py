@@ -61,6 +61,7 @@ EQUAL = [
     (r"12\text{ cm}", "12"),
     (r"12 \text{ feet}", "12 ft"),
     ("90", r"90^\circ"),
+    ("90", r"90\degree"),
     ("50 cm^2", r"50 \text{ square centimetres}"),
     ("50 m/s", "50 metres per second"),
     ("50", r"50 \text{ cm}^3"),
