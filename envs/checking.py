@@ -1,9 +1,12 @@
 """`check_text_env`: what a user runs on their own environment. The properties themselves are in `envs.properties`."""
 
 import copy
+import inspect
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from envs.core import Task, TextEnv, make
@@ -52,7 +55,7 @@ def check_text_env(env_or_id: TextEnv | str, *, episodes: int = 20, **make_kwarg
         indices = sorted({i * len(splits[split]) // episodes for i in range(episodes)})
         tasks = [splits[split][i] for i in indices]
     except Exception as error:  # whatever a user's task set raises is the result
-        return [CheckResult(name="tasks", ok=False, detail=_explain(error))]
+        return [CheckResult(name="tasks", ok=False, detail=_explain(error, env))]
     case = Case(new, env_id, make_kwargs, env, splits, split, indices, tasks, episodes)
     try:
         return [_run(name, check, case) for name, check in PROPERTIES.items()]
@@ -66,11 +69,16 @@ def _run(name: str, check: Callable[[Case], str], case: Case) -> CheckResult:
     except NotApplicable as reason:
         return CheckResult(name=name, ok=True, detail=str(reason), skipped=True)
     except Exception as error:  # whatever a user's environment raises is the result
-        return CheckResult(name=name, ok=False, detail=_explain(error))
+        return CheckResult(name=name, ok=False, detail=_explain(error, case.env))
 
 
-def _explain(error: Exception) -> str:
-    return str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+def _explain(error: Exception, env: TextEnv) -> str:
+    """What a violation says; of another exception its type, its message and the line of the environment's own file."""
+    if isinstance(error, Violation):
+        return str(error)
+    file = getattr(inspect.getmodule(type(env)), "__file__", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"{type(error).__name__}: {error}" + (f" ({Path(file).name}, line {lines[-1]})" if lines else "")
 
 
 def _splits(env: TextEnv) -> dict[str, Sequence[Task]]:

@@ -6,6 +6,7 @@ script reads, `snapshot`/`restore` and clean text. See README.md for a whole env
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -34,6 +35,10 @@ class Task:
     data: Mapping[str, Any] = field(default_factory=dict)
     """What the environment needs to build the problem (question, numbers, ...); plain JSON values."""
 
+    def __post_init__(self):
+        if not isinstance(self.key, str):
+            raise TypeError(f"a task's key is text, got {self.key!r}: write key=str(...)")
+
 
 class LazyTasks(Sequence[Task]):
     """A task set whose item i is made when it is asked for, so that millions of tasks cost nothing."""
@@ -54,12 +59,15 @@ class LazyTasks(Sequence[Task]):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one action brought about. `_step` returns it."""
+    """What one action brought about. `_step` returns it.
+
+    Raises TypeError for an observation that is no text, and ValueError for a reward or a score out of range.
+    """
 
     observation: str = ""
     """What the agent reads next."""
     reward: float = 0.0
-    """What training uses. None of the other fields is derived from it."""
+    """What training uses, any finite number. None of the other fields is derived from it."""
     terminated: bool = False
     """The task itself ended (solved, failed for good). The turn limit is not this."""
     success: bool = False
@@ -72,6 +80,14 @@ class Outcome:
     """False: nobody can say what this is worth; the sample is left out of training, not given 0."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Anything else worth keeping with the turn; plain JSON values."""
+
+    def __post_init__(self):
+        if not isinstance(self.observation, str):
+            raise TypeError(f"an observation is text, got {self.observation!r}")
+        if not math.isfinite(self.reward):
+            raise ValueError(f"a reward is a finite number, got {self.reward!r}; where there is none: scorable=False")
+        if self.score is not None and not 0.0 <= self.score <= 1.0:
+            raise ValueError(f"a score is between 0 and 1, got {self.score!r}; what may be any number is the reward")
 
 
 @dataclass(frozen=True)
@@ -152,6 +168,9 @@ class TextEnv(gymnasium.Env[str, str]):
             if max_turns < 1:
                 raise ValueError(f"max_turns must be at least 1, got {max_turns}")
             self.max_turns = max_turns
+        for name in ("action_tags", "stop"):
+            if isinstance(value := getattr(self, name), str):
+                raise TypeError(f"{type(self).__name__}.{name} is one text, {value!r}: write a tuple, ({value!r},)")
         self.action_space = TextSpace()
         self.observation_space = TextSpace()
         self.task: Task | None = None
@@ -215,7 +234,11 @@ class TextEnv(gymnasium.Env[str, str]):
                 raise ValueError(f"{type(self).__name__} has no tasks in split {options.get('split', 'train')!r}")
             task = tasks[int(self.np_random.integers(len(tasks)))]
         self.task, self._actions, self._over = replace(task, env_id=task.env_id or self.env_id), [], False
-        observation = clean_text(self._reset(task, task_generator(task)))
+        observation = self._reset(task, task_generator(task))
+        if not isinstance(observation, str):
+            raise TypeError(f"{type(self).__name__}._reset must return the first observation, a text; got "
+                            f"{observation!r:.200}")
+        observation = clean_text(observation)
         return observation, self._info(Outcome(observation=observation))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -225,6 +248,8 @@ class TextEnv(gymnasium.Env[str, str]):
             raise gymnasium.error.ResetNeeded("the episode is over (or never began): call reset() first")
         self._actions.append(action)
         outcome = self._step(action)
+        if not isinstance(outcome, Outcome):
+            raise TypeError(f"{type(self).__name__}._step must return an envs.Outcome, got {outcome!r:.200}")
         truncated = not outcome.terminated and len(self._actions) >= self.max_turns
         self._over = outcome.terminated or truncated
         return (clean_text(outcome.observation), float(outcome.reward), bool(outcome.terminated), truncated,
@@ -276,9 +301,15 @@ def make(env_id: str, **options: Any) -> TextEnv:
     """The text environment of a Gymnasium id, without Gymnasium's wrappers; `options` go to its constructor.
 
     `module:namespace/Name-v0` imports `module` first, for an environment of one's own. An unknown id raises
-    `gymnasium.error.NameNotFound` (or `NamespaceNotFound`, `VersionNotFound`), which names the nearest known one.
+    `gymnasium.error.NameNotFound` (or `NamespaceNotFound`, `VersionNotFound`), which names the nearest known one. What
+    a constructor raises of other kinds than ImportError, OSError, TypeError and ValueError becomes a ValueError.
     """
-    env = gymnasium.make(env_id, **options).unwrapped
+    try:
+        env = gymnasium.make(env_id, **options).unwrapped
+    except (gymnasium.error.Error, ImportError, OSError, TypeError, ValueError):
+        raise
+    except Exception as error:  # whatever a user's constructor raises
+        raise ValueError(f"{env_id} cannot be made: {type(error).__name__}: {error}") from error
     if not isinstance(env, TextEnv):
         raise TypeError(f"{env_id} is a {type(env).__name__}, not a TextEnv: derive it from envs.TextEnv")
     env.env_id = env_id

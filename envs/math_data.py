@@ -83,9 +83,13 @@ def _read(file: Path, datasets):
     if file.stat().st_size == 0:
         raise ValueError(f"{file} is empty")
     try:
-        return datasets.load_dataset(FORMATS[file.suffix], data_files=str(file), split="train")
-    except datasets.exceptions.DatasetGenerationError as error:
+        table = datasets.load_dataset(FORMATS[file.suffix], data_files=str(file), split="train")
+    except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read{_broken_line(file)}: {error.__cause__ or error}") from error
+    if any(name.startswith("__index_level_") for name in table.column_names):  # what pandas makes of surplus cells
+        raise ValueError(f"{file}: rows have more cells than the first line names columns; put texts that hold a comma "
+                         "into quotes")
+    return table
 
 
 def _broken_line(file: Path) -> str:

@@ -47,6 +47,15 @@ def require(condition: bool, message: str) -> None:
         raise Violation(message)
 
 
+def is_plain(value: Any) -> bool:
+    """Whether JSON knows the value."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def record(row: tuple) -> str:
     """What `reset` or `step` returned, as text that can be compared. Values of `info` must be plain JSON."""
     return json.dumps(row, sort_keys=True)

@@ -32,6 +32,7 @@ from envs.probing import (
     Violation,
     compare,
     digest,
+    is_plain,
     kept_global_generators,
     random_responses,
     record,
@@ -153,6 +154,7 @@ def same_key_same_world(case: Case) -> str:
     for tasks in case.splits.values():
         for task in tasks[:50]:
             other = seen.setdefault(task.key, task)
+            require(is_plain(dict(task.data)), f"the data of task {task.key} are no plain JSON values: {task.data}")
             require((dict(other.data), other.seed) == (dict(task.data), task.seed), f"two worlds are called {task.key}")
     for position, task in zip(range(3), case.tasks):
         actions = sample_actions(case, position)

@@ -93,8 +93,9 @@ class ReasoningGym(SingleTurnEnv):
         if item is None:
             raise ValueError(f"reasoning-gym's {name} has too few different questions for a {split} split of its own; "
                              "widen its config")
-        return Task(key=f"{name}-{item['digest'][:20]}", split=split, env_id=self.env_id, seed=item["seed"],
-                    family=name, data={"question": item["question"], "index": index})
+        # The index, since a small dataset asks a question twice.
+        return Task(key=f"{name}-{split}-{index}-{item['digest'][:20]}", split=split, env_id=self.env_id, family=name,
+                    seed=item["seed"], data={"question": item["question"], "index": index})
 
     def _address(self, task: Task) -> dict[str, Any]:
         """What names the item within reasoning-gym."""

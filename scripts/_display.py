@@ -80,5 +80,7 @@ def print_plan(console: Console, config: TrainConfig, rows: list[tuple[str, str]
 
 
 def setting_help(config: type) -> str:
-    """Every setting's name, one a line."""
-    return "settings:\n" + "\n".join(f"  --{name}" for name in setting_names(config))
+    """Every setting's name, one a line; of the algorithms' own settings, those that all have."""
+    names = setting_names(config)
+    names.insert(next(i for i, name in enumerate(names) if name.startswith("algorithm.")), "algorithm.name")
+    return "settings:\n" + "\n".join(f"  --{name}" for name in names)

@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         options = read_overrides([f"--{option}" for option in arguments.option])
         results = envs.check_text_env(arguments.id, episodes=arguments.episodes, **options)
-    except (SettingsError, gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
+    except (SettingsError, gymnasium.error.Error, ImportError, TypeError, ValueError, OSError) as error:
         print(f"cannot check {arguments.id}: {error}", file=sys.stderr)
         return 2
     console = Console(soft_wrap=True, highlight=False)

@@ -108,8 +108,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         env = envs.make(arguments.env, **options)
         tasks = select_panel(env, arguments.split, arguments.episodes)
         agent = make_agent(arguments)
-    except (SettingsError, gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
-        console.error(f"cannot evaluate {arguments.env}: {error}")
+    except (SettingsError, gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, NotImplementedError,
+            OSError) as error:
+        console.error(f"cannot evaluate {arguments.env}: {error or type(error).__name__}")
         return 2
     rollout = Rollout(lambda: envs.make(arguments.env, **options))
     panel = Panel(rollout, tasks, arguments.samples, arguments.seed, console)

@@ -36,8 +36,9 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.task is not None:
             reset_options["task"] = find_task(env, arguments.split, arguments.task)
         observation, info = env.reset(seed=arguments.seed, options=reset_options)
-    except (SettingsError, gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError) as error:
-        print(f"cannot play {arguments.id}: {error}", file=sys.stderr)
+    except (SettingsError, gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, NotImplementedError,
+            OSError) as error:
+        print(f"cannot play {arguments.id}: {error or type(error).__name__}", file=sys.stderr)
         return 2
     try:
         console.print(f"Task {info['task_key']} of {arguments.split}, at most {env.max_turns} turns", style="bold",
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 def find_task(env: envs.TextEnv, split: str, name: str) -> envs.Task:
     """The task of that key or place. Raises LookupError for neither."""
     tasks = env.tasks(split)
-    if name.isdecimal():
+    if name.isdecimal() and int(name) < len(tasks):
         return tasks[int(name)]
     for task in itertools.islice(tasks, SEARCHED_TASKS):
         if task.key == name:

@@ -94,6 +94,8 @@ class Evaluation:
 def select_panel(env: TextEnv, split: str, episodes: int) -> list[Task]:
     """The first `episodes` problems of a split, in its order. Raises ValueError where it holds fewer."""
     tasks = env.tasks(split)
+    if not len(tasks):
+        raise ValueError(f"split {split!r} of {env.env_id} holds no problem")
     if not 1 <= episodes <= len(tasks):
         raise ValueError(f"split {split!r} of {env.env_id} holds {len(tasks):,} problems: ask for 1 to {len(tasks):,}, "
                          f"not {episodes:,}")

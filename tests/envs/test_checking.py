@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 import socket
 import textwrap
 
@@ -128,6 +129,11 @@ class SplitDecides(Walk):
 
 class SharedTask(Walk):
     sizes = {"train": range(2, 6), "test": range(5, 8)}  # noqa: RUF012
+
+
+class DataNoJson(Walk):
+    def tasks(self, split):
+        return [Task(key=task.key, data={**task.data, "walls": {1, 2}}) for task in super().tasks(split)]
 
 
 class KeyTwiceInTest(Walk):
@@ -287,7 +293,8 @@ BROKEN = [
     ("gymnasium", WrongSpace), ("reset by seed", SeedIgnored), ("reset by seed", OneTaskForAllSeeds),
     ("reset to a task", NextTask), ("determinism", DrawsFromRandom), ("determinism", DrawsFromNumpy),
     ("global generators", SeedsRandom), ("global generators", DrawsFromNumpy), ("keys name worlds", OneKeyTwoWorlds),
-    ("keys name worlds", SplitDecides), ("splits disjoint", SharedTask), ("splits disjoint", KeyTwiceInTest),
+    ("keys name worlds", SplitDecides), ("keys name worlds", DataNoJson), ("splits disjoint", SharedTask),
+    ("splits disjoint", KeyTwiceInTest),
     ("step values", NanReward), ("step values", ScoreOutOfRange), ("step values", CutOffIsSuccess),
     ("step values", NoLimit), ("step values", InfoLost), ("terminal observation", RestartsAtTheEnd),
     ("step after the end", PlaysOn), ("parse", SpanAside), ("admissible actions", ListsTooMuch),
@@ -307,6 +314,13 @@ def test_a_broken_environment_fails_its_property(name, environment):
     KEPT.clear()
     random.setstate(state)
     assert not found.ok and not found.skipped and found.detail
+
+
+def test_an_exception_is_reported_with_its_line_in_the_environments_file():
+    broken = type("Broken", (Walk,), {"_step": lambda self, action: {}[action]})
+    assert re.search(r"KeyError: .* \(test_checking\.py, line \d+\)$", results(broken())["determinism"].detail)
+    # A violation needs none: what it says is about the environment, not about a line.
+    assert "line" not in results(GoldTooShort())["gold plan"].detail
 
 
 def test_every_property_has_a_broken_environment():
@@ -406,6 +420,7 @@ def test_the_script_prints_a_line_per_property_and_fails_on_a_failure(capsys):
     (["CartPole-v1"], "TextEnv"), (["turngym/Countdown-v0", "--option", "bogus=1"], "bogus"),
     (["turngym/Countdown-v0", "--option", "max_numbers=9"], "max_numbers"),
     (["turngym/Countdown-v0", "--episodes", "0"], "episodes"),
+    (["turngym/Math-v0", "--option", "data=no_such.jsonl"], "no_such.jsonl"),
 ])
 def test_what_cannot_be_made_is_named(arguments, message, capsys):
     assert check_env.main(arguments) == 2

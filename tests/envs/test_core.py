@@ -1,6 +1,7 @@
 """What every text environment gets from its base class, and `envs.make`."""
 
 import gymnasium
+import numpy as np
 import pytest
 
 import envs
@@ -138,3 +139,77 @@ def test_make_passes_options_and_knows_its_id():
     assert env.task.env_id == "turngym/Countdown-v0"
     with pytest.raises(TypeError, match="rounds"):
         envs.make("turngym/Countdown-v0", rounds=2)
+
+
+class Returns(Count):
+    """Returns what it is told to."""
+
+    def __init__(self, returned, first="0"):
+        super().__init__()
+        self.returned, self.first = returned, first
+
+    def _reset(self, task, rng):
+        return self.first
+
+    def _step(self, action):
+        return self.returned
+
+
+@pytest.mark.parametrize("returned", [None, ("ok", 0.0, False, False, {}), "ok", 1.0])
+def test_a_step_that_returns_no_outcome_is_named(returned):
+    env = Returns(returned)
+    env.reset(seed=0)
+    with pytest.raises(TypeError, match=r"Returns\._step must return an envs\.Outcome, got"):
+        env.step("a")
+
+
+@pytest.mark.parametrize("first", [None, 3, b"0", ("0", {})])
+def test_a_reset_that_returns_no_text_is_named(first):
+    with pytest.raises(TypeError, match=r"Returns\._reset must return the first observation, a text; got"):
+        Returns(Outcome(), first=first).reset(seed=0)
+
+
+@pytest.mark.parametrize("fields, error, message", [
+    ({"observation": None}, TypeError, "an observation is text, got None"),
+    ({"observation": 3}, TypeError, "an observation is text, got 3"),
+    ({"reward": float("nan")}, ValueError, "a finite number, got nan"),
+    ({"reward": -float("inf")}, ValueError, "a finite number, got -inf"),
+    ({"reward": "lots"}, TypeError, "real number"), ({"reward": None}, TypeError, "real number"),
+    ({"score": 17.0}, ValueError, "between 0 and 1, got 17"), ({"score": -100}, ValueError, "between 0 and 1"),
+    ({"score": float("nan")}, ValueError, "between 0 and 1, got nan")])
+def test_an_outcome_is_never_out_of_range(fields, error, message):
+    with pytest.raises(error, match=message):
+        Outcome(**fields)
+
+
+def test_rewards_may_be_any_number():
+    for reward in (-100, 10.5, True, np.float32(0.5), 1e300):
+        assert Outcome(reward=reward).reward == reward
+
+
+@pytest.mark.parametrize("key", [3, None, ("a", 1), b"a"])
+def test_a_tasks_key_is_text(key):
+    with pytest.raises(TypeError, match="a task's key is text, got"):
+        Task(key=key)
+
+
+@pytest.mark.parametrize("name", ["action_tags", "stop"])
+def test_a_tuple_that_lost_its_comma_is_named(name):
+    # ("say") is the text "say", of which every letter would be a tag.
+    with pytest.raises(TypeError, match=rf"Forgetful\.{name} is one text, 'say': write a tuple, \('say',\)"):
+        type("Forgetful", (Count,), {name: ("say")})()
+
+
+def test_whatever_a_constructor_raises_is_one_error_of_make():
+    class Engineless(Count):
+        def __init__(self):
+            raise RuntimeError("no engine here")
+
+    class Unfinished(Count):
+        def __init__(self):
+            """Without super().__init__()."""
+    for entry, message in ((Engineless, "RuntimeError: no engine here"), (Unfinished, "action space")):
+        gymnasium.register("broken/Broken-v0", entry_point=entry)
+        with pytest.raises(ValueError, match=f"broken/Broken-v0 cannot be made: .*{message}"):
+            envs.make("broken/Broken-v0")
+        del gymnasium.registry["broken/Broken-v0"]

@@ -118,6 +118,21 @@ def test_unusable_files_are_one_clear_error(tmp_path, content, message):
     assert "data.jsonl" in str(caught.value)
 
 
+@pytest.mark.parametrize("name, content, message", [
+    ("data.parquet", b"PAR1 cut off in the middle", "cannot be read: Parquet"),
+    ("data.csv", b'question,answer\n"2+2",4\n"x,5\n', "cannot be read: "),
+    ("data.csv", b"question,answer\n2+2,000,2\n", "more cells"),
+    ("data.csv", b'question,answer\n"1+1",2,\n"2+2",4,\n', "more cells"),
+    ("data.json", b'[{"question": "1+1?", "answ', "cannot be read: "),
+])
+def test_damaged_files_of_other_formats_are_named(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        envs.make("turngym/Math-v0", data=str(path))
+    assert name in str(caught.value)
+
+
 def test_missing_files_columns_and_splits_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no_such\.jsonl"):
         envs.make("turngym/Math-v0", data="no_such.jsonl")

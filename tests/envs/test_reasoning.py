@@ -123,8 +123,14 @@ def test_a_number_without_end_is_a_zero_in_bounded_time(name, answer):
 
 def test_no_question_is_in_two_splits_even_in_a_small_dataset():
     env = envs.make("turngym/ReasoningGym-v0", dataset="coin_flip", size=64)
-    train, heldout, test = ({task.key for task in env.tasks(split)} for split in ("train", "heldout", "test"))
+    train, heldout, test = ({task.data["question"] for task in env.tasks(split)}
+                            for split in ("train", "heldout", "test"))
     assert not train & heldout and not train & test and not heldout & test
+
+
+def test_a_question_that_comes_twice_is_two_tasks():
+    tasks = envs.make("turngym/ReasoningGym-v0", dataset="coin_flip", size=64).tasks("train")
+    assert len({task.data["question"] for task in tasks}) < len({task.key for task in tasks}) == 64
 
 
 def test_several_datasets_take_turns():

@@ -119,6 +119,7 @@ def test_the_episodes_are_written_in_the_panels_order(tmp_path):
     ([*COUNTDOWN, "--agent", "gold", "--split", "test", "--episodes", "51"], "holds 50 problems"),
     ([*COUNTDOWN, "--agent", "gold", "--episodes", "0"], "holds 1,024 problems"),
     ([*COUNTDOWN, "--agent", "gold", "--option", "tol=false"], "tol"),
+    (["--env", "turngym/Math-v0", "--option", "data=no_such.jsonl", "--agent", "gold"], "no_such.jsonl"),
     ([*COUNTDOWN, "--agent", "model", "--model", "/no/such/folder"], "no model folder /no/such/folder"),
     ([*COUNTDOWN, "--agent", "model", "--model", "missing.gguf"], "no GGUF file missing.gguf"),
     ([*COUNTDOWN, "--agent", "model", "--model", str(ROOT / "docs")], "cannot load the model")])

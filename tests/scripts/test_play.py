@@ -64,7 +64,8 @@ def test_an_interrupt_leaves_cleanly(monkeypatch, capsys):
 @pytest.mark.parametrize("arguments, message", [
     (["turngym/Cuntdown-v0"], "Did you mean: `Countdown`"), ([ID, "--split", "validation"], "'heldout'"),
     ([ID, "--task", "1000000"], "1000000"), ([ID, "--split", "test", "--task", "1:2"], "0 to 49"),
-    ([ID, "--option", "tool_rounds=0"], "tool_rounds"),
+    ([ID, "--option", "tool_rounds=0"], "tool_rounds"), ([ID, "--split", "test", "--task", "50"], "0 to 49"),
+    (["turngym/Math-v0", "--option", "data=no_such.jsonl"], "no_such.jsonl"),
 ])
 def test_what_does_not_exist_is_named(arguments, message, capsys):
     assert play.main(arguments) == 2

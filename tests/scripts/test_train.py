@@ -84,7 +84,8 @@ def test_help_names_every_setting(capsys):
     with pytest.raises(SystemExit) as exit:
         train.main(["--help"])
     assert exit.value.code == 0
-    assert "--optimizer.learning_rate\n" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "--optimizer.learning_rate\n" in shown and "--algorithm.name\n" in shown
 
 
 def test_a_dry_run_prints_a_config_that_reads_back_and_loads_no_model(config, tmp_path, capsys, monkeypatch):

@@ -107,6 +107,15 @@ def test_a_panel_larger_than_the_split_is_refused(episodes):
         select_panel(envs.make(ID), "test", episodes)
 
 
+@pytest.mark.parametrize("episodes", [1, 0])
+def test_a_split_without_problems_is_named(episodes):
+    class Empty(envs.TextEnv):
+        def tasks(self, split):
+            return []
+    with pytest.raises(ValueError, match=r"split 'train' of .* holds no problem"):
+        select_panel(Empty(), "train", episodes)
+
+
 def test_the_panels_hash_names_its_problems_in_order(panel):
     found = evaluate(rollout(), ScriptedAgent("noop"), panel)
     # As it was on the first machine: sha256 of the 12 keys joined by newlines. Another value means other problems.
