@@ -24,7 +24,7 @@ ID = "turngym/Countdown-v0"
 
 
 def make_env():
-    return envs.make(ID, tool_rounds=2)
+    return envs.make(ID, tool_rounds=2, demonstration_tries=1)
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,10 @@ def played(policy):
         agent = ModelAgent(engine, policy, max_response_tokens=12, window=window)
         groups, _ = Rollout(make_env).run(agent, tasks, 2, seed=1)
         found += [trajectory for group in groups for trajectory in group.trajectories]
-    gold, _ = Rollout(make_env).run(ScriptedAgent("gold", policy), tasks, 1, seed=1)
-    return found + [trajectory for group in gold for trajectory in group.trajectories]
+        # Half of the gold episodes have three turns, and so two rows with a window of one, whatever the policy does.
+        gold, _ = Rollout(make_env).run(ScriptedAgent("gold", policy, window=window), tasks, 4, seed=1)
+        found += [trajectory for group in gold for trajectory in group.trajectories]
+    return found
 
 
 def same(a, b):
