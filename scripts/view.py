@@ -108,11 +108,14 @@ def pieces(tokenizer: PreTrainedTokenizerBase, ids: list[int], mask: list[int],
 
 
 def read_charts(source: Path) -> list[dict[str, str]]:
-    """Charts of a run's metrics, as pictures, in which nothing can run."""
+    """Charts of a run's metrics, as pictures, in which nothing can run. Raises ValueError where a row is damaged."""
     path = source / "metrics.jsonl"
     if not path.is_file():
         return []
-    logged = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        logged = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
     charts = []
     for name in CHARTS:
         points = [(row["step"], row[name]) for row in logged if row.get(name) is not None]

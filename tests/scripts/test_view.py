@@ -66,6 +66,13 @@ def page_of(path, *arguments):
     return Page((path.parent / "page.html").read_text(encoding="utf-8"))
 
 
+def test_damaged_metrics_are_named(run, capsys):
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 5, "succ')
+    assert view.main([str(run)]) == 2
+    assert f"{run / 'metrics.jsonl'} is damaged" in capsys.readouterr().err.replace("\n", "")
+
+
 def test_a_runs_page_shows_messages_tokens_and_charts(run, gold, capsys):
     assert view.main([str(run)]) == 0
     assert capsys.readouterr().out.strip() == str(run / "view.html")

@@ -1,6 +1,7 @@
 """A trajectory in a file is the trajectory that was played."""
 
 import json
+import string
 from dataclasses import fields, replace
 
 import numpy as np
@@ -27,6 +28,13 @@ def make_env():
     return envs.make(ID, tool_rounds=2, demonstration_tries=1)
 
 
+def make_talkative_env():
+    """A turn ends at a letter, digit or sign, so that an untrained policy has several."""
+    env = make_env()
+    env.stop = tuple(string.ascii_letters + string.digits + string.punctuation)
+    return env
+
+
 @pytest.fixture(scope="module")
 def policy():
     env = make_env()
@@ -38,9 +46,9 @@ def played(policy):
     """What a tiny policy does, in one conversation and with a window."""
     tasks = make_env().tasks("heldout")[:3]
     engine, found = TransformersEngine(policy, slots=8), []
-    for window in (None, 1):
+    for window, make in ((None, make_env), (1, make_talkative_env)):
         agent = ModelAgent(engine, policy, max_response_tokens=12, window=window)
-        groups, _ = Rollout(make_env).run(agent, tasks, 2, seed=1)
+        groups, _ = Rollout(make).run(agent, tasks, 2, seed=1)
         found += [trajectory for group in groups for trajectory in group.trajectories]
         # Half of the gold episodes have three turns, and so two rows with a window of one, whatever the policy does.
         gold, _ = Rollout(make_env).run(ScriptedAgent("gold", policy, window=window), tasks, 4, seed=1)
