@@ -261,7 +261,7 @@ def test_every_environment_that_was_played_is_closed(tmp_path, monkeypatch):
     ({"environment": {"id": "no_such:test/Parity-v0"}}, "no_such"),
     ({"environment": {"options": {"trns": 1}}}, "environment test/Parity-v0: .*trns"),
     ({"environment": {"tasks": 51}}, "holds 50 problems"), ({"environment": {"options": {"turns": 0}}}, "max_turns"),
-    ({"environment": {"options": {"tasks": 0}, "tasks": 1}}, "holds 0 problems"),
+    ({"environment": {"options": {"tasks": 0}, "tasks": 1}}, "holds no problem"),
     ({"environment": {"id": "turngym/Countdown-v0", "split": "validation"}}, "no split 'validation'"),
     ({"evaluation": {"episodes": 51}}, "evaluation.episodes of test/Parity-v0: .*holds 50 problems")])
 def test_an_environment_that_is_not_there_is_named(sections, message):
