@@ -27,7 +27,7 @@ class OptimizerSettings:
 
     name: Literal["adamw", "muon"] = "adamw"
     """`muon`: Muon for the matrices of the layers, AdamW for embeddings, head and vectors, both at the same learning
-    rate. A policy that starts from random weights learns several times faster with it."""
+    rate. Meant for policies that start from random weights."""
     learning_rate: PositiveFloat = 1e-6
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What the learning rate does after the warm-up; linear and cosine end at 0 with the run's last step."""
