@@ -38,8 +38,7 @@ def make_tiny_policy(env: TextEnv, texts: Iterable[str], *, vocabulary: int = 51
 def tiny_config(vocabulary: int, hidden_size: int, layers: int, max_context: int = 1024) -> LlamaConfig:
     """The architecture of a tiny policy.
 
-    Small heads and weights of unit gain make copying, the first thing that it must learn, come several times sooner
-    than the usual 64 dimensions and 0.02 do.
+    Small heads and weights of unit gain are meant to help copying, the first thing that it must learn.
     """
     return LlamaConfig(
         vocab_size=vocabulary, hidden_size=hidden_size, intermediate_size=hidden_size * 8 // 3 // 16 * 16,
