@@ -1,9 +1,9 @@
 """What scripts show a person: a live progress bar in a terminal, a few plain lines elsewhere."""
 
 from pathlib import Path
-from typing import Any
 
 import rich.console
+import transformers
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -26,13 +26,33 @@ class Console:
         self.err.print(f"error: {message}", style="bold red", markup=False, soft_wrap=True)
 
 
+def quiet_transformers(console: Console) -> None:
+    """Switch transformers' own bars off where nobody watches."""
+    if not console.err.is_terminal:
+        transformers.utils.logging.disable_progress_bar()
+
+
+class Bar(Progress):
+    """One progress bar, shown in a terminal only, with a note behind it."""
+
+    def __init__(self, console: Console, title: str, total: int, done: int = 0):
+        super().__init__(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=True), TextColumn("{task.fields[note]}"),
+            console=console.err, disable=not console.err.is_terminal)
+        self.add_task(title, total=total, completed=done, note="")
+
+    def step(self, note: str = "") -> None:
+        """One unit is done."""
+        self.update(self.task_ids[0], advance=1, note=note)
+
+
 class TrainingDisplay:
     """The `Display` of a training run."""
 
     def __init__(self, console: Console, folder: Path):
         self._console, self._folder = console, folder
-        self._progress: Progress | None = None
-        self._task: Any = None
+        self._bar: Bar | None = None
 
     def __enter__(self) -> "TrainingDisplay":
         self._console.err.print(f"run: {self._folder}", markup=False, soft_wrap=True)
@@ -43,31 +63,26 @@ class TrainingDisplay:
 
     def phase(self, name: str, total: int, done: int = 0) -> None:
         self._stop()
-        self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=True), TextColumn("{task.fields[note]}"),
-            console=self._console.err, disable=not self._console.err.is_terminal)
-        self._progress.start()
-        self._task = self._progress.add_task(name, total=total, completed=done, note="")
+        self._bar = Bar(self._console, name, total, done)
+        self._bar.start()
 
     def advance(self, metrics: dict[str, float]) -> None:
         if "success_rate" in metrics:
-            note = f"success {metrics['success_rate']:.1%}  {metrics['tokens_per_second']:,.0f} tokens/s"
+            self._bar.step(f"success {metrics['success_rate']:.1%}  {metrics['tokens_per_second']:,.0f} tokens/s")
         else:
-            note = f"loss {metrics['loss']:.3f}"
-        self._progress.update(self._task, advance=1, note=note)
+            self._bar.step(f"loss {metrics['loss']:.3f}")
 
     def evaluation(self, title: str, evaluation: Evaluation) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        if self._bar is not None:
+            self._bar.stop()
         evaluation.print(self._console.out, title)
-        if self._progress is not None:
-            self._progress.start()
+        if self._bar is not None:
+            self._bar.start()
 
     def _stop(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
 
 def print_plan(console: Console, config: TrainConfig, rows: list[tuple[str, str]]) -> None:

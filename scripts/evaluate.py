@@ -26,8 +26,7 @@ from agents.rollout import Rollout, RolloutError
 from agents.trajectory import Group
 from agents.transformers_engine import TransformersEngine
 from envs.core import Task
-from scripts._display import Console
-from scripts._progress import progress_bar, quiet_transformers
+from scripts._display import Bar, Console, quiet_transformers
 from trainers.evaluation import Evaluation, play, select_panel, summarise, table
 from trainers.files import replacing
 from trainers.settings import SettingsError, read_overrides
@@ -92,9 +91,9 @@ class Panel:
 
     def play(self, name: str, agent: Agent) -> tuple[Evaluation, list[Group]]:
         """The agent's evaluation and episodes."""
-        with progress_bar(self.console.err, name, len(self.tasks) * self.samples) as advance:
+        with Bar(self.console, name, len(self.tasks) * self.samples) as bar:
             groups, report = play(self.rollout, agent, self.tasks, samples=self.samples, seed=self.seed,
-                                  on_episode=lambda trajectory: advance(name))
+                                  on_episode=lambda trajectory: bar.step())
         if report.dropped_groups:
             self.console.error(f"{name}: {report.dropped_groups} of {len(self.tasks)} problems failed and do not count "
                                f"({dict(report.errors)}); the first failure was:\n{report.first_traceback}")
@@ -102,7 +101,7 @@ class Panel:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    quiet_transformers(console.err)
+    quiet_transformers(console)
     try:
         options = read_overrides([f"--{option}" for option in arguments.option])
         env = envs.make(arguments.env, **options)

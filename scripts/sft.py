@@ -24,8 +24,7 @@ from agents.rollout import Rollout, RolloutError, derive_seed
 from agents.tiny import make_tiny_policy
 from agents.trajectory import Trajectory
 from envs.core import TextEnv
-from scripts._display import Console
-from scripts._progress import progress_bar, quiet_transformers
+from scripts._display import Bar, Console, quiet_transformers
 from trainers.settings import SettingsError, read_overrides
 from trainers.supervised import fine_tune_policy, gold_texts, gold_trajectories
 from trainers.transcripts import fits, messages, read_trajectories, tokenise
@@ -79,7 +78,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    quiet_transformers(console.err)
+    quiet_transformers(console)
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)  # to fail before the training, not after it
         saved = read_data(arguments) if arguments.data else []
@@ -93,10 +92,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         return 2
     trajectories = [t if fits(t, policy) else tokenise(t, policy) for t in trajectories]
     losses = []
-    with progress_bar(console.err, "fine-tuning", arguments.steps) as advance:
+    with Bar(console, "fine-tuning", arguments.steps) as bar:
         def on_step(step: int, metrics: dict[str, float]) -> None:
             losses.append(metrics["loss"])
-            advance(f"loss {losses[-1]:.3f}")
+            bar.step(f"loss {losses[-1]:.3f}")
 
         try:
             optimizer, learning_rate = RECIPES[arguments.model == "tiny"]

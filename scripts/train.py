@@ -17,8 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning th
 
 from agents.models import ModelError
 from agents.rollout import RolloutError
-from scripts._display import Console, TrainingDisplay, print_plan, setting_help
-from scripts._progress import quiet_transformers
+from scripts._display import Console, TrainingDisplay, print_plan, quiet_transformers, setting_help
 from trainers.config import TrainConfig, load_config
 from trainers.loop import check_device, open_environment, train
 from trainers.plan import plan
@@ -39,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     options, overrides = parser.parse_known_args(argv)
     file = overrides.pop(0) if overrides and not overrides[0].startswith("-") else None
     console = Console()
-    quiet_transformers(console.err)
+    quiet_transformers(console)
     try:
         if options.resume is not None:
             if file is not None or overrides or options.run_dir:
