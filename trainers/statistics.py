@@ -27,19 +27,15 @@ def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased estimate 1 − C(n−c, k)/C(n, k) that one of k samples is right, from n samples of which c are right.
 
-    Raises ValueError for k > n: n samples say nothing about more than n (`best_of_k_with_replacement` is another
-    quantity).
+    Raises ValueError for k > n: n samples say nothing about more than n.
     """
-    _check_samples(n, c, k)
+    if n < 1 or not 0 <= c <= n:
+        raise ValueError(f"{c} right of {n} samples: there must be at least one sample, and 0 <= right <= samples")
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
     if k > n:
         raise ValueError(f"pass@{k} needs at least {k} samples per problem, got {n}; sample more or lower k")
     return 1 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def best_of_k_with_replacement(n: int, c: int, k: int) -> float:
-    """Best@k, 1 − (1 − c/n)^k: k draws with replacement from n samples of which c are right. Not pass@k."""
-    _check_samples(n, c, k)
-    return 1 - (1 - c / n) ** k
 
 
 def bootstrap_interval(values: Sequence[float], *, confidence: float = 0.95, resamples: int = 2000,
@@ -47,11 +43,13 @@ def bootstrap_interval(values: Sequence[float], *, confidence: float = 0.95, res
     """Percentile bootstrap interval of the mean over problems; `values` holds one number per problem.
 
     Problems are what is drawn again, never samples within one. The same seed gives the same interval. Raises ValueError
-    for no problem, a value that is not finite, or a confidence outside (0, 1).
+    for no problem, a value that is not finite, a confidence outside (0, 1), or no resample.
     """
     values = np.asarray(values, dtype=np.float64)
     if values.ndim != 1 or len(values) == 0 or not np.isfinite(values).all():
         raise ValueError(f"expected one finite value per problem, got {values!r}")
+    if resamples < 1:
+        raise ValueError(f"resamples must be at least 1, got {resamples}")
     rng = np.random.default_rng(seed)
     means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(resamples)]
     tail = (1 - _checked(confidence)) / 2
@@ -63,10 +61,3 @@ def _checked(confidence: float) -> float:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
     return confidence
-
-
-def _check_samples(n: int, c: int, k: int) -> None:
-    if n < 1 or not 0 <= c <= n:
-        raise ValueError(f"{c} right of {n} samples: there must be at least one sample, and 0 <= right <= samples")
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")

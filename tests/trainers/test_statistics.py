@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from trainers.statistics import best_of_k_with_replacement, bootstrap_interval, pass_at_k, wilson_interval
+from trainers.statistics import bootstrap_interval, pass_at_k, wilson_interval
 
 
 # Newcombe 1998 (Statistics in Medicine 17:857), table I, method 3.
@@ -66,11 +66,6 @@ def test_pass_at_k_takes_large_numbers():
     assert pass_at_k(10_000, 1, 5_000) == pytest.approx(0.5)
 
 
-def test_best_of_k_with_replacement_is_another_quantity():
-    assert best_of_k_with_replacement(4, 1, 4) == pytest.approx(1 - 0.75**4)  # .684, where pass@4 is 1
-    assert best_of_k_with_replacement(5, 5, 3) == 1.0
-
-
 def test_bootstrap_interval_is_seeded_and_leaves_the_global_generator_alone():
     values = np.random.default_rng(0).random(20)
     np.random.seed(0)
@@ -94,3 +89,15 @@ def test_bootstrap_interval_of_equal_values_is_a_point():
 def test_bootstrap_interval_refuses_what_is_no_list_of_values(values):
     with pytest.raises(ValueError, match="one finite value per problem"):
         bootstrap_interval(values)
+
+
+@pytest.mark.parametrize("resamples", [0, -1])
+def test_bootstrap_interval_refuses_to_draw_nothing(resamples):
+    with pytest.raises(ValueError, match=f"resamples must be at least 1, got {resamples}"):
+        bootstrap_interval([0.0, 1.0], resamples=resamples)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95, float("nan")])
+def test_bootstrap_interval_refuses_an_impossible_confidence(confidence):
+    with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
+        bootstrap_interval([0.0, 1.0], confidence=confidence)
