@@ -29,10 +29,13 @@ class CheckResult:
     """The environment has nothing to check here: neither shown nor broken."""
 
 
-def check_text_env(env_or_id: TextEnv | str, *, episodes: int = 20, **make_kwargs: Any) -> list[CheckResult]:
+def check_text_env(env_or_id: TextEnv | str, *, episodes: int = 20,
+                   on_result: Callable[[CheckResult], None] = lambda result: None,
+                   **make_kwargs: Any) -> list[CheckResult]:
     """Check an environment, given by its id (with the options of its constructor) or as an instance.
 
-    `episodes` is the number of tasks that the gold, random and empty agents play. An instance that was not made by
+    `episodes` is the number of tasks that the gold, random and empty agents play. `on_result` is called as each
+    property ends. An instance that was not made by
     `envs.make` is copied where several are needed, and cannot be checked in other processes. Raises Gymnasium's error
     for an unknown id.
     """
@@ -55,10 +58,15 @@ def check_text_env(env_or_id: TextEnv | str, *, episodes: int = 20, **make_kwarg
         indices = sorted({i * len(splits[split]) // episodes for i in range(episodes)})
         tasks = [splits[split][i] for i in indices]
     except Exception as error:  # whatever a user's task set raises is the result
-        return [CheckResult(name="tasks", ok=False, detail=_explain(error, env))]
+        on_result(result := CheckResult(name="tasks", ok=False, detail=_explain(error, env)))
+        return [result]
     case = Case(new, env_id, make_kwargs, env, splits, split, indices, tasks, episodes)
+    results = []
     try:
-        return [_run(name, check, case) for name, check in PROPERTIES.items()]
+        for name, check in PROPERTIES.items():
+            results.append(_run(name, check, case))
+            on_result(results[-1])
+        return results
     finally:
         env.close()
 

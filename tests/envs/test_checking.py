@@ -425,3 +425,21 @@ def test_the_script_prints_a_line_per_property_and_fails_on_a_failure(capsys):
 def test_what_cannot_be_made_is_named(arguments, message, capsys):
     assert check_env.main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_file")
+def test_each_line_is_printed_as_its_property_ends_and_an_interrupt_ends_with_130(monkeypatch, capsys):
+    def interrupted(case):
+        raise KeyboardInterrupt
+    monkeypatch.setitem(PROPERTIES, "determinism", interrupted)
+    assert check_env.main(["my_env:me/Guess-v0"]) == 130
+    shown = capsys.readouterr()
+    assert [line.split()[0] for line in shown.out.splitlines()] == ["ok"] * list(PROPERTIES).index("determinism")
+    assert shown.err == "interrupted before the last property\n"
+
+
+def test_a_task_set_that_fails_is_a_line_too(capsys):
+    heard = []
+    broken = type("NoTasks", (Walk,), {"tasks": lambda self, split: 1 / 0})()
+    assert envs.check_text_env(broken, on_result=heard.append) == heard
+    assert [result.name for result in heard] == ["tasks"]
