@@ -61,6 +61,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
                         help="0 is greedy (default: 0 for one sample per problem, 1 for several)")
     parser.add_argument("--max-response-tokens", type=int, default=512, help="in one turn (default 512)")
     parser.add_argument("--window", type=int, metavar="K", help="a prompt holds the last K turns (default: all)")
+    parser.add_argument("--episode-seconds", type=float, default=600.0, metavar="S",
+                        help="deadline of one try of an episode (default 600)")
     parser.add_argument("--references", action="store_true", help="also play gold, random and noop")
     parser.add_argument("--out", type=Path, metavar="F.json", help="write the numbers there")
     parser.add_argument("--trajectories", type=Path, metavar="F.jsonl", help="write the agent's episodes there")
@@ -71,6 +73,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         value = getattr(arguments, name)
         if value is not None and not least <= value < float("inf"):
             parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    if not 0 < arguments.episode_seconds < float("inf"):
+        parser.error(f"--episode-seconds must be positive, got {arguments.episode_seconds}")
     if arguments.temperature is None:
         arguments.temperature = 0.0 if arguments.samples == 1 else 1.0
     for path in (arguments.out, arguments.trajectories):
@@ -111,7 +115,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             OSError) as error:
         console.error(f"cannot evaluate {arguments.env}: {error or type(error).__name__}")
         return 2
-    rollout = Rollout(lambda: envs.make(arguments.env, **options))
+    rollout = Rollout(lambda: envs.make(arguments.env, **options), episode_seconds=arguments.episode_seconds)
     panel = Panel(rollout, tasks, arguments.samples, arguments.seed, console)
     try:
         evaluation, groups = panel.play(arguments.agent, agent)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import envs
 from agents.tiny import make_tiny_policy
+from envs.countdown import Countdown
 from scripts import evaluate
 from trainers.evaluation import select_panel
 from trainers.supervised import gold_texts
@@ -137,6 +139,9 @@ def test_what_does_not_exist_is_named(arguments, message, capsys):
     (["--agent", "gold", "--temperature", "-1"], "--temperature must be at least 0"),
     (["--agent", "gold", "--temperature", "nan"], "--temperature must be at least 0"),
     (["--agent", "gold", "--window", "0"], "--window must be at least 1"),
+    (["--agent", "gold", "--episode-seconds", "0"], "--episode-seconds must be positive"),
+    (["--agent", "gold", "--episode-seconds", "nan"], "--episode-seconds must be positive"),
+    (["--agent", "gold", "--episode-seconds", "inf"], "--episode-seconds must be positive"),
     (["--agent", "gold", "--out", "/no/such/folder/f.json"], "cannot write /no/such/folder/f.json"),
     (["--agent", "gold", "--trajectories", "/"], "cannot write /"), (["--agent", "oracle"], "invalid choice")])
 def test_wrong_arguments_are_refused_before_anything_runs(arguments, message, capsys):
@@ -159,6 +164,20 @@ def test_an_environment_that_always_fails_ends_with_1(monkeypatch, capsys, tmp_p
     monkeypatch.setattr("envs.countdown.Countdown._step", broken)
     assert evaluate.main([*COUNTDOWN, "--agent", "gold", "--episodes", "2", "--out", str(tmp_path / "f.json")]) == 1
     assert "disk gone" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_an_episode_past_its_deadline_is_dropped_and_the_others_count(tmp_path, monkeypatch, capsys):
+    stuck = select_panel(envs.make("turngym/Countdown-v0"), "heldout", 2)[1].key
+
+    def step(env, action, whole=Countdown._step):
+        if env.task.key == stuck:
+            time.sleep(10)
+        return whole(env, action)
+    monkeypatch.setattr(Countdown, "_step", step)
+    monkeypatch.setattr(Countdown, "blocking", True)
+    found = numbers([*COUNTDOWN, "--agent", "gold", "--episodes", "2", "--episode-seconds", "0.5"], tmp_path / "f.json")
+    assert (found["n"], found["success_rate"], found["dropped"]) == (1, 1.0, 1)
+    assert found["errors"] == {"error_timeout:TimeoutError": 1} and "TimeoutError" in capsys.readouterr().err
 
 
 def test_an_environment_of_ones_own_is_found_from_its_folder(tmp_path):
