@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from agents.models import Policy
 from agents.scoring import check_model, final_hidden, pack_rows, score_sequences, token_logprobs
-from trainers.algorithms import Algorithm
+from agents.trajectory import Group
+from trainers.algorithms import Algorithm, Scores
 from trainers.batch import Batch
 from trainers.loss import Counts, LossInput, aggregate
 from trainers.settings import settings
@@ -67,10 +68,22 @@ class Learner:
         self.reference = None
         if algorithm.needs.reference_logprobs:
             self.reference = (reference or copy.deepcopy(policy.model)).requires_grad_(False)
+        self.critic = algorithm.make_critic(policy, optimizer)
 
-    def update(self, batch: Batch, rng: np.random.Generator) -> dict[str, float]:
-        """Train on a batch; the metrics are means over its gradient steps (`logprob_gap`: of the first one, where the
-        policy is still the one that sampled). `rng` draws the minibatches."""
+    def score(self, groups: Sequence[Group]) -> Scores:
+        """What the algorithm's credit reads, computed with the weights that sampled `groups`."""
+        return Scores(values=self.critic.values(groups) if self.critic else None)
+
+    def update(self, batch: Batch, rng: np.random.Generator, *, frozen: bool = False) -> dict[str, float]:
+        """Train on a batch, first the critic, then, unless it is `frozen`, the policy.
+
+        The metrics are means over gradient steps (`logprob_gap`: of the first one, where the policy is still the one
+        that sampled). `rng` draws the minibatches.
+        """
+        critic_metrics = self.critic.update(batch, rng) if self.critic else {}
+        return critic_metrics | ({} if frozen else self._update_policy(batch, rng))
+
+    def _update_policy(self, batch: Batch, rng: np.random.Generator) -> dict[str, float]:
         if self.reference is not None:
             batch = replace(batch, reference_logprobs=self._reference_logprobs(batch))
         history: dict[str, list[float]] = defaultdict(list)
@@ -124,13 +137,16 @@ class Learner:
     def state(self) -> dict[str, Any]:
         """Everything beside the weights that the next step depends on."""
         return {"optimizers": [one.state_dict() for one in self.optimizers],
-                "schedulers": [one.state_dict() for one in self.schedulers]}
+                "schedulers": [one.state_dict() for one in self.schedulers],
+                "critic": self.critic.state() if self.critic else None}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`; the weights are loaded on their own."""
         for kind, ours in (("optimizers", self.optimizers), ("schedulers", self.schedulers)):
             for one, its in zip(ours, state[kind], strict=True):
                 one.load_state_dict(its)
+        if self.critic:
+            self.critic.load_state(state["critic"])
 
     def _gradient_step(self, batch: Batch) -> dict[str, float]:
         for optimizer in self.optimizers:

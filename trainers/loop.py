@@ -88,13 +88,16 @@ def train(run: Run, display: Display) -> list[Evaluation]:
                 engine.load({}, version=step - 1)
                 groups, report, sampled = gather(config, rollout, agent, tasks, step)
                 with holding_interrupts():
-                    started = time.perf_counter()
-                    batch = pack(groups, algorithm.advantages(groups, step=step - 1))
+                    began = time.perf_counter()
+                    scores = learner.score(groups)
+                    scored = time.perf_counter()
+                    batch = pack(groups, algorithm.advantages(groups, scores, step - 1))
                     credited = time.perf_counter()
-                    update = learner.update(batch, np.random.default_rng(derive_seed(config.run.seed, "minibatches",
-                                                                                     step)))
+                    rng = np.random.default_rng(derive_seed(config.run.seed, "minibatches", step))
+                    update = learner.update(batch, rng, frozen=step <= algorithm.frozen_steps)
                     metrics = {**rollout_metrics(sampled, len(groups), report), **update,
-                               "credit_seconds": credited - started, "update_seconds": time.perf_counter() - credited}
+                               "score_seconds": scored - began, "credit_seconds": credited - scored,
+                               "update_seconds": time.perf_counter() - credited}
                     run.log(step, metrics)
                     shown = islice((t for group in groups for t in group.trajectories), config.run.log_trajectories)
                     run.append("trajectories.jsonl", [trajectory_line(trajectory, step=step) for trajectory in shown])
@@ -179,11 +182,12 @@ def starting_policy(run: Run, env: TextEnv, display: Display) -> Policy:
 def make_learner(run: Run, policy: Policy, state: dict[str, Any] | None) -> Learner:
     """The learner of the run, where it left off if `state` is a checkpoint's."""
     config, reference = run.config, None
+    training_steps = max(0, config.run.steps - config.algorithm.frozen_steps)
     if state and config.algorithm.needs.reference_logprobs:
         path = str(run.initial) if run.initial.exists() else config.model.path
         reference = load_policy(path, dtype=config.model.dtype, device=config.model.device).model
     learner = Learner(policy, config.algorithm, config.optimizer, temperature=config.rollout.temperature,
-                      total_steps=config.run.steps * config.optimizer.epochs * config.optimizer.minibatches,
+                      total_steps=training_steps * config.optimizer.epochs * config.optimizer.minibatches,
                       reference=reference)
     if state:
         learner.load_state(state["learner"])

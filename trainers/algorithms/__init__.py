@@ -6,14 +6,14 @@ import inspect
 import sys
 from types import ModuleType
 
-from trainers.algorithms.base import Algorithm, Needs
+from trainers.algorithms.base import Algorithm, Needs, Scores
 from trainers.algorithms.dapo import DAPO
 from trainers.algorithms.grpo import GRPO
 from trainers.algorithms.rloo import RLOO
 from trainers.algorithms.rloo_plus_plus import RLOOpp
 from trainers.settings import SettingsError
 
-__all__ = ["DAPO", "GRPO", "RLOO", "Algorithm", "Needs", "RLOOpp", "find_algorithm"]
+__all__ = ["DAPO", "GRPO", "RLOO", "Algorithm", "Needs", "RLOOpp", "Scores", "find_algorithm"]
 
 
 def find_algorithm(name: str) -> type[Algorithm]:

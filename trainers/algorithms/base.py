@@ -5,21 +5,31 @@ The training loop calls the hooks in this order and does not know which algorith
     keep(group)                  is this group worth training on? (dropped groups are refilled, see DAPO)
     advantages(groups, ...)      credit per token; it may use `returns` and `credits`
     loss(tokens)                 one scalar per micro-batch, and metrics; it may override `policy_loss` alone
+
+`make_critic` is called once, before training, by algorithms that learn values.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from torch import Tensor
 
+from agents.models import Policy
 from agents.trajectory import Group, Trajectory
 from trainers.credit import Credit, normalise
 from trainers.loss import Aggregation, LossInput, RatioLevel, aggregate, clipped_surrogate, kl
 from trainers.settings import settings
+
+if TYPE_CHECKING:
+    from trainers.critic import Critic
+    from trainers.learner import OptimizerSettings
+
+PerTurn = Sequence[Sequence[Sequence[np.ndarray]]]
+"""For each group, trajectory and turn one array. # [response_length] each"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +40,14 @@ class Needs:
     """`LossInput.reference_logprobs`: of the model that training started from."""
     entropy: bool = False
     """`LossInput.entropy`, with gradient."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scores:
+    """What models say of the sampled tokens, with the weights that sampled them, before credit is given."""
+
+    values: PerTurn | None = None
+    """Of the state before each token; where the algorithm has a critic."""
 
 
 @settings
@@ -73,6 +91,15 @@ class Algorithm:
     def needs(self) -> Needs:
         return Needs(reference_logprobs=self.kl_coefficient > 0, entropy=self.entropy_coefficient > 0)
 
+    @property
+    def frozen_steps(self) -> int:
+        """Steps at the start of training in which the policy keeps its weights."""
+        return 0
+
+    def make_critic(self, policy: Policy, optimizer: "OptimizerSettings") -> "Critic | None":
+        """What learns values beside `policy`; None for an algorithm without."""
+        return None
+
     def keep(self, group: Group) -> bool:
         """Whether to train on the group. Here: some trajectory can be scored."""
         return any(trajectory.reward is not None for trajectory in group.trajectories)
@@ -97,9 +124,10 @@ class Algorithm:
                  for trajectory, value in zip(group.trajectories, group_values, strict=True)]
                 for group, group_values in zip(groups, values, strict=True)]
 
-    def advantages(self, groups: Sequence[Group], scores: Any = None, step: int = 0) -> list[list[Credit]]:
-        """Credit for each trajectory of each group of one batch. `scores` holds what `needs` asked for, `step` counts
-        updates from 0."""
+    def advantages(self, groups: Sequence[Group], scores: Scores | None = None,
+                   step: int = 0) -> list[list[Credit]]:
+        """Credit for each trajectory of each group of one batch. `scores` holds what models said of them, `step`
+        counts updates from 0."""
         return self.credits(groups, [normalise(self.returns(group)) for group in groups])
 
     def policy_loss(self, tokens: LossInput) -> tuple[Tensor, Tensor]:

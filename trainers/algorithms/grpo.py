@@ -7,12 +7,12 @@ Dr. GRPO: `normalise_by_std = false`, `aggregation = "sequence_mean_token_sum_no
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from agents.trajectory import Group
-from trainers.algorithms.base import Algorithm
+from trainers.algorithms.base import Algorithm, Scores
 from trainers.credit import Credit, normalise
 from trainers.settings import settings
 
@@ -26,7 +26,8 @@ class GRPO(Algorithm):
     statistics_over: Literal["trajectory", "row"] = "trajectory"
     """What counts once in mean and standard deviation: a trajectory, or each of its turns (verl-agent's rows)."""
 
-    def advantages(self, groups: Sequence[Group], scores: Any = None, step: int = 0) -> list[list[Credit]]:
+    def advantages(self, groups: Sequence[Group], scores: Scores | None = None,
+                   step: int = 0) -> list[list[Credit]]:
         return self.credits(groups, [self._normalise(group) for group in groups])
 
     def _normalise(self, group: Group) -> np.ndarray:

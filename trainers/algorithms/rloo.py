@@ -8,13 +8,13 @@ The clip range is ours; the paper only says that the weight is clipped.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from agents.trajectory import Group
-from trainers.algorithms.base import Algorithm
+from trainers.algorithms.base import Algorithm, Scores
 from trainers.credit import Credit, leave_one_out
 from trainers.loss import MAX_LOG_RATIO, Aggregation, LossInput, segment_sum
 from trainers.settings import settings
@@ -32,7 +32,8 @@ class RLOO(Algorithm):
     kl_coefficient: NonNegativeFloat = 1e-3
     entropy_coefficient: NonNegativeFloat = 1e-3
 
-    def advantages(self, groups: Sequence[Group], scores: Any = None, step: int = 0) -> list[list[Credit]]:
+    def advantages(self, groups: Sequence[Group], scores: Scores | None = None,
+                   step: int = 0) -> list[list[Credit]]:
         return self.credits(groups, [leave_one_out(self.returns(group)) for group in groups])
 
     def policy_loss(self, tokens: LossInput) -> tuple[Tensor, Tensor]:

@@ -7,12 +7,12 @@ returns keep advantages of exactly 0.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from pydantic import PositiveFloat
 
 from agents.trajectory import Group
+from trainers.algorithms.base import Scores
 from trainers.algorithms.rloo import RLOO
 from trainers.credit import EPSILON, Credit, leave_one_out
 from trainers.settings import settings
@@ -25,7 +25,8 @@ class RLOOpp(RLOO):
     target_std: PositiveFloat = 0.3
     """Standard deviation of the batch's advantages."""
 
-    def advantages(self, groups: Sequence[Group], scores: Any = None, step: int = 0) -> list[list[Credit]]:
+    def advantages(self, groups: Sequence[Group], scores: Scores | None = None,
+                   step: int = 0) -> list[list[Credit]]:
         values = [leave_one_out(self.returns(group)) for group in groups]
         batch = np.concatenate([np.zeros(0), *values])
         batch = batch[~np.isnan(batch)]

@@ -4,13 +4,13 @@
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from agents.trajectory import Group
-from trainers.algorithms.base import Algorithm
+from trainers.algorithms.base import Algorithm, Scores
 from trainers.credit import Credit
 from trainers.loss import LossInput
 from trainers.settings import settings
@@ -22,7 +22,8 @@ class SFT(Algorithm):
 
     uses_groups: ClassVar[bool] = False
 
-    def advantages(self, groups: Sequence[Group], scores: Any = None, step: int = 0) -> list[list[Credit]]:
+    def advantages(self, groups: Sequence[Group], scores: Scores | None = None,
+                   step: int = 0) -> list[list[Credit]]:
         return self.credits(groups, [np.ones(len(group.trajectories)) for group in groups])
 
     def policy_loss(self, tokens: LossInput) -> tuple[Tensor, Tensor]:
