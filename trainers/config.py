@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from trainers.algorithms import Algorithm, find_algorithm
 from trainers.algorithms.grpo import GRPO
+from trainers.algorithms.modifier import algorithm_name
 from trainers.learner import OptimizerSettings
 from trainers.settings import (
     SettingsError,
@@ -184,7 +185,10 @@ def build_config(data: Mapping[str, Any]) -> TrainConfig:
     model = data.get("model", {})
     if isinstance(model, Mapping) and model.get("path", "tiny") == "tiny":
         data = merge(TINY_DEFAULTS, data)
-    types = {part.name: part.type for part in fields(TrainConfig)} | {"algorithm": find_algorithm(name)}
+    algorithm, run = find_algorithm(name), data.get("run", {})
+    if "total_steps" in setting_names(algorithm) and isinstance(run, Mapping):  # what decays does so over the run
+        section.setdefault("total_steps", run.get("steps", RunSettings.steps))
+    types = {part.name: part.type for part in fields(TrainConfig)} | {"algorithm": algorithm}
     known = ["algorithm.name", *(name for part, cls in types.items() for name in setting_names(cls, part))]
     data = {**data, "algorithm": section}
     if unknown := [unknown_setting(part, value, known) for part, value in data.items() if part not in types]:
@@ -196,8 +200,5 @@ def build_config(data: Mapping[str, Any]) -> TrainConfig:
 def config_dict(config: TrainConfig) -> dict[str, Any]:
     """The resolved config as nested settings that `build_config` reads back."""
     data = asdict(config)
-    algorithm = type(config.algorithm)
-    own = algorithm.__module__.startswith("trainers.algorithms")
-    data["algorithm"] = {"name": algorithm.__name__ if own else f"{algorithm.__module__}:{algorithm.__name__}",
-                         **data["algorithm"]}
+    data["algorithm"] = {"name": algorithm_name(type(config.algorithm)), **data["algorithm"]}
     return data

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -40,6 +40,11 @@ class Credit:
         return cls(advantages=tuple(np.full(len(turn.response_ids), value, np.float32)
                                     for turn, value in zip(trajectory.turns, values)), excluded=excluded)
 
+    def plus(self, values: Sequence[float]) -> "Credit":
+        """With one more number per turn, or per token of it, added to the advantages. NaN adds nothing."""
+        return replace(self, advantages=tuple(turn + np.nan_to_num(value).astype(np.float32)
+                                              for turn, value in zip(self.advantages, values, strict=True)))
+
 
 def normalise(values: np.ndarray, *, divide_by_std: bool = True, weights: np.ndarray | None = None) -> np.ndarray:
     """`values` minus their mean, divided by their standard deviation (ddof=1) + 1e-6.
@@ -58,6 +63,17 @@ def normalise(values: np.ndarray, *, divide_by_std: bool = True, weights: np.nda
     if not divide_by_std:
         return centred
     return centred / (np.sqrt(weights @ np.nan_to_num(centred) ** 2 / (total - 1)) + EPSILON)
+
+
+def normalise_within(values: np.ndarray, index: np.ndarray, *, divide_by_std: bool = True) -> np.ndarray:
+    """`normalise` among the values of equal `index`; a value alone gives 0, without a warning. # float64 [values]"""
+    result = np.where(np.isnan(values), np.nan, 0.0)
+    scored = np.flatnonzero(~np.isnan(values))
+    scored = scored[np.argsort(index[scored], kind="stable")]
+    for members in np.split(scored, np.flatnonzero(np.diff(index[scored])) + 1):
+        if len(members) > 1:
+            result[members] = normalise(values[members], divide_by_std=divide_by_std)
+    return result
 
 
 def leave_one_out(values: np.ndarray) -> np.ndarray:
