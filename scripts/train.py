@@ -2,7 +2,7 @@
 
     python -m scripts.train configs/countdown_tiny.toml --run-dir runs/first
     python -m scripts.train --environment.id my_env:me/Guess-v0 --algorithm.name GRPO --run.steps 50
-    python -m scripts.train --resume runs/first
+    python -m scripts.train --resume runs/first [--run.steps 200]
 
 Settings are those of trainers/config.py; --section.key VALUE overrides the config file.
 """
@@ -18,18 +18,18 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning th
 from agents.models import ModelError
 from agents.rollout import RolloutError
 from scripts._display import Console, TrainingDisplay, print_plan, quiet_transformers, setting_help
-from trainers.config import TrainConfig, load_config
+from trainers.config import TrainConfig, build_config, config_dict, load_config
 from trainers.loop import check_device, open_environment, train
 from trainers.plan import plan
 from trainers.run import Run, RunError
-from trainers.settings import SettingsError
+from trainers.settings import SettingsError, merge, read_overrides
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 done, 1 the run failed, 2 wrong arguments or settings, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="train", description=__doc__, allow_abbrev=False,
                                      usage="train [CONFIG.toml] [--section.key VALUE ...] [--run-dir DIR] [--dry-run]\n"
-                                           "       train --resume DIR",
+                                           "       train --resume DIR [--run.steps N] [--dry-run]",
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
                                      epilog=setting_help(TrainConfig))
     parser.add_argument("--run-dir", help="folder of the run (default: in runs/, by time and process)")
@@ -41,9 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     quiet_transformers(console)
     try:
         if options.resume is not None:
-            if file is not None or overrides or options.run_dir:
-                raise SettingsError("--resume goes on with the run's own settings; give nothing beside it")
-            run = Run.open(options.resume)
+            if file is not None or options.run_dir:
+                raise SettingsError("--resume goes on with the run's own settings, in its own folder: give no other")
+            run = reopen(options.resume, overrides)
             config = run.config
         else:
             config = load_config(file, overrides)
@@ -55,10 +55,14 @@ def main(argv: list[str] | None = None) -> int:
         if options.resume is None:
             name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
             run = Run.create(options.run_dir or Path("runs") / name, config)
+        elif overrides:
+            run.save_config()
     except (SettingsError, RunError) as error:
         console.error(error)
         return 2
     with TrainingDisplay(console, run.folder) as display:
+        if run.done >= config.run.steps:
+            console.err.print(f"finished at step {run.done}; --run.steps N makes it longer")
         try:
             train(run, display)
         except KeyboardInterrupt:
@@ -71,6 +75,18 @@ def main(argv: list[str] | None = None) -> int:
             console.error(error)
             return 1
     return 0
+
+
+def reopen(folder: str, overrides: list[str]) -> Run:
+    """The run to go on with. Raises RunError, and SettingsError for an override of anything but `run.steps`."""
+    run = Run.open(folder)
+    match read_overrides(overrides):
+        case {"run": {"steps": _, **others}, **rest} as changes if not others and not rest:
+            run.change_steps(build_config(merge(config_dict(run.config), changes)).run.steps)
+        case changes if changes:
+            raise SettingsError("--resume goes on with the run's own settings; only --run.steps N can be another, got "
+                                + " ".join(overrides))
+    return run
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -70,6 +71,30 @@ class Run:
         except SettingsError as error:
             raise RunError(f"{folder} holds no run to resume: {error}") from error
 
+    def change_steps(self, steps: int) -> None:
+        """Let the run end after `steps` steps instead of those it was made for; `save_config` keeps that.
+
+        Raises RunError where it would not be the run that these steps give from the start.
+        """
+        planned, schedule = self.config.run.steps, self.config.optimizer.schedule
+        if steps < self.done:
+            raise RunError(f"{self.folder} has done {self.done} steps already: give --run.steps {self.done} or more")
+        if self.done and steps != planned and schedule != "constant":
+            raise RunError(f"{self.folder} was made for {planned} steps, over which its learning rate falls to 0 "
+                           f"(optimizer.schedule = {schedule!r}); over {steps} it would have fallen otherwise from the "
+                           f"start. Begin a new run with --model.path {self.checkpoints[-1]}")
+        self.config = replace(self.config, run=replace(self.config.run, steps=steps))
+
+    def save_config(self) -> None:
+        """Write `config.toml`. Raises RunError."""
+        with self._writing("config.toml") as file, replacing(file) as out:
+            out.write(config_toml(self.config))
+
+    @property
+    def done(self) -> int:
+        """Steps that the newest checkpoint has behind it; 0 without one."""
+        return _checkpoint_step(self.checkpoints[-1]) if self.checkpoints else 0
+
     @property
     def initial(self) -> Path:
         """Where the policy lies that training started from."""
@@ -79,7 +104,7 @@ class Run:
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
         found = [path for path in self.folder.glob("checkpoints/step-*") if path.name.removeprefix("step-").isdigit()]
-        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+        return sorted(found, key=_checkpoint_step)
 
     @property
     def evaluated(self) -> set[int]:
@@ -171,6 +196,10 @@ class Run:
                 rows = [line.decode() for line in path.read_bytes().splitlines() if _row_step(line) <= step]
                 with self._writing(path.name), replacing(path) as file:
                     file.writelines(row + "\n" for row in rows)
+
+
+def _checkpoint_step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _row_step(line: bytes) -> float:

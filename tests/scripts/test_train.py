@@ -51,8 +51,8 @@ def fails(arguments, capsys, code=2):
     (["--rollout.group_size", "1"], "rollout.group_size must be >= 2"), (["x.toml"], "no config file x.toml"),
     (["--run.steps", "3", "x.toml"], "unexpected argument 'x.toml'"), ([""], "cannot read the config file"),
     (["--resume", ""], "no run to resume"), (["--resume", "/no/such/run"], "/no/such/run holds no run to resume"),
-    (["--resume", "x", "--run.steps", "3"], "give nothing beside it"),
-    (["--resume", "x", "--run-dir", "y"], "give nothing beside it"), (["y.toml", "--resume", "x"], "give nothing"),
+    (["--resume", "x", "--run.steps", "3"], "x holds no run to resume"),
+    (["--resume", "x", "--run-dir", "y"], "in its own folder"), (["y.toml", "--resume", "x"], "own settings"),
     (["--environment.id", "turngym/Cuntdown-v0"], "Did you mean: `Countdown`"),
     (["--evaluation.split", "validation"], "no split 'validation'"),
     (["--evaluation.episodes", "5000"], "holds 1,024 problems: ask for 1 to 1,024, not 5,000"),
@@ -152,6 +152,49 @@ def test_an_existing_run_is_not_overwritten(config, tmp_path, capsys):
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     (tmp_path / "file").write_text("")
     assert "cannot make a run in" in fails([config, "--run-dir", str(tmp_path / "file")], capsys)
+
+
+def test_a_finished_run_says_so_and_can_be_made_longer(tmp_path, capsys):
+    sections = {"evaluation": {"episodes": 2}, "optimizer": {"warmup_steps": 3}, "algorithm": {"kl_coefficient": 0.1}}
+    start(tmp_path / "short", run={"steps": 2}, **sections)
+    start(tmp_path / "whole", run={"steps": 4}, **sections)
+    assert train.main(["--resume", str(tmp_path / "short")]) == 0
+    assert "finished at step 2; --run.steps N makes it longer" in capsys.readouterr().err
+    before = (tmp_path / "short" / "config.toml").read_bytes()
+    assert train.main(["--resume", str(tmp_path / "short"), "--run.steps", "4", "--dry-run"]) == 0
+    assert "steps = 4" in capsys.readouterr().out and (tmp_path / "short" / "config.toml").read_bytes() == before
+    assert train.main(["--resume", str(tmp_path / "short"), "--run.steps=4"]) == 0
+    assert "finished at" not in capsys.readouterr().err
+    assert (tmp_path / "short" / "config.toml").read_bytes() == (tmp_path / "whole" / "config.toml").read_bytes()
+    for name in ("metrics", "trajectories"):
+        assert rows(tmp_path / "short", name) == rows(tmp_path / "whole", name)
+    assert [row["step"] for row in rows(tmp_path / "short", "evaluations")] == [0, 2, 4]
+    assert rows(tmp_path / "short", "evaluations")[::2] == rows(tmp_path / "whole", "evaluations")
+    assert torch.equal(weights(tmp_path / "short"), weights(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("given, message", [
+    (["--run.steps", "1"], "has done 2 steps already: give --run.steps 2 or more"),
+    (["--run.steps", "0"], "run.steps: Input should be greater than 0"), (["--run.steps"], "run.steps"),
+    (["--run.steps", "x"], "run.steps: Input should be a valid integer"),
+    (["--run.seed", "1"], "only --run.steps N can be another, got --run.seed 1"), (["--run", "5"], "only --run.steps"),
+    (["--run.steps", "5", "--run.seed", "1"], "only --run.steps"), (["--steps", "5"], "only --run.steps"),
+    (["--run.steps", "5", "--optimizer.learning_rate", "1.0"], "only --run.steps"),
+    (["--run.steps", "5", "--run-dir", "x"], "in its own folder")])
+def test_another_change_of_a_run_is_refused(given, message, tmp_path, capsys):
+    start(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert message in fails(["--resume", str(tmp_path), *given], capsys)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_run_whose_learning_rate_fell_is_not_made_longer(schedule, tmp_path, capsys):
+    Run.create(tmp_path, small_config(optimizer={"schedule": schedule}, run={"steps": 1}))
+    assert train.main(["--resume", str(tmp_path), "--run.steps", "2"]) == 0  # nothing is done yet: it can still change
+    capsys.readouterr()
+    assert f"optimizer.schedule = '{schedule}'" in fails(["--resume", str(tmp_path), "--run.steps", "3"], capsys)
+    assert train.main(["--resume", str(tmp_path), "--run.steps", "2"]) == 0
 
 
 @pytest.mark.parametrize("error, message", [
