@@ -127,6 +127,24 @@ def clean_text(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "")
 
 
+def json_value(value: Any) -> Any:
+    """`json.dumps(..., default=json_value)` writes numpy's numbers and arrays too. Raises TypeError for what else JSON
+    does not know."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{value!r:.200} of type {type(value).__name__}")
+
+
+def require_json(values: Mapping[str, Any], name: str) -> None:
+    """Raise TypeError, which says `name[key]`, where JSON does not know one of the values."""
+    for key, value in values.items():
+        try:
+            json.dumps({key: value}, allow_nan=False, default=json_value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TypeError(f"{name}[{key!r}] cannot be written as JSON ({error}): give text, finite numbers, "
+                            "booleans, None, lists and dicts of these") from error
+
+
 def panel_sha256(tasks: Sequence[Task]) -> str:
     """Hash of a panel's task keys in order: equal hashes mean that the same problems were played."""
     return hashlib.sha256("\n".join(task.key for task in tasks).encode()).hexdigest()
@@ -233,12 +251,15 @@ class TextEnv(gymnasium.Env[str, str]):
             if not len(tasks):
                 raise ValueError(f"{type(self).__name__} has no tasks in split {options.get('split', 'train')!r}")
             task = tasks[int(self.np_random.integers(len(tasks)))]
+        require_json(task.data, f"{type(self).__name__}: task {task.key!r}: data")
         self.task, self._actions, self._over = replace(task, env_id=task.env_id or self.env_id), [], False
         observation = self._reset(task, task_generator(task))
         if not isinstance(observation, str):
             raise TypeError(f"{type(self).__name__}._reset must return the first observation, a text; got "
                             f"{observation!r:.200}")
         observation = clean_text(observation)
+        if (clean := clean_text(self.system_prompt)) != self.system_prompt:  # it may be a property, which is not set
+            self.system_prompt = clean
         return observation, self._info(Outcome(observation=observation))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -250,6 +271,7 @@ class TextEnv(gymnasium.Env[str, str]):
         outcome = self._step(action)
         if not isinstance(outcome, Outcome):
             raise TypeError(f"{type(self).__name__}._step must return an envs.Outcome, got {outcome!r:.200}")
+        require_json(outcome.info, f"{type(self).__name__}._step: info")
         truncated = not outcome.terminated and len(self._actions) >= self.max_turns
         self._over = outcome.terminated or truncated
         return (clean_text(outcome.observation), float(outcome.reward), bool(outcome.terminated), truncated,

@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from agents.context import ChatTemplate, Context
 from agents.models import Policy
 from agents.trajectory import Status, Trajectory, Turn
-from envs.core import Task
+from envs.core import Task, json_value
 from trainers.batch import sequence_starts
 from trainers.files import replacing
 
@@ -107,7 +107,7 @@ def trajectory_line(trajectory: Trajectory, *, step: int | None = None) -> str:
         "score": trajectory.score, "status": trajectory.status, "context_breaks": trajectory.context_breaks,
         "turns": turns, "sequences": sequences}
     try:
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False, default=_plain)
+        line = json.dumps(record, ensure_ascii=False, allow_nan=False, default=json_value)
     except (ValueError, TypeError) as error:
         raise ValueError(f"a trajectory of task {task.key!r} cannot be written as JSON: {error}") from error
     return line.encode("utf-8", "replace").decode("utf-8").translate(LINE_ENDS)  # no lone surrogates
@@ -175,12 +175,6 @@ def rows(trajectory: Trajectory) -> tuple[list[dict], list[dict]]:
                 "state_key": turn.state_key, "info": turn.info})
         sequences.append({"ids": ids.tolist(), "mask": mask.tolist(), "logprobs": logprobs.tolist()})
     return sequences, turns
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic | np.ndarray):  # what environments put into `info`
-        return value.tolist()
-    raise TypeError(f"{value!r} of type {type(value).__name__}")
 
 
 def _read(line: bytes, place: str) -> Trajectory:

@@ -213,3 +213,63 @@ def test_whatever_a_constructor_raises_is_one_error_of_make():
         with pytest.raises(ValueError, match=f"broken/Broken-v0 cannot be made: .*{message}"):
             envs.make("broken/Broken-v0")
         del gymnasium.registry["broken/Broken-v0"]
+
+
+def endless():
+    values = []
+    values.append(values)
+    return values
+
+
+UNWRITABLE = [object(), {1, 2}, b"bytes", 1j, float("nan"), float("inf"), [np.nan], {("a", "b"): 1}, {"deep": [set()]},
+              np.array([np.inf]), endless()]
+
+
+@pytest.mark.parametrize("value", UNWRITABLE, ids=[f"{type(value).__name__} {i}" for i, value in enumerate(UNWRITABLE)])
+def test_what_json_cannot_say_is_named_by_class_and_key_where_it_is_made(value):
+    class Odd(Count):
+        def _step(self, action):
+            return Outcome(info={"fine": 1, "board": value})
+    env = Odd()
+    env.reset(seed=0)
+    with pytest.raises(TypeError, match=r"Odd\._step: info\['board'\] cannot be written as JSON .*: give text"):
+        env.step("+1")
+    with pytest.raises(TypeError, match=r"Count: task 'x': data\['board'\] cannot be written as JSON"):
+        Count().reset(options={"task": Task(key="x", data={"board": value})})
+
+
+@pytest.mark.parametrize("value", [None, True, 3, 0.5, "text \ud800", [1, ["two"], {"three": 3}], (1, 2), np.int64(3),
+                                   np.bool_(True), np.zeros((2, 2)), {}])
+def test_what_json_knows_and_numpys_numbers_may_be_info(value):
+    class Fine(Count):
+        def _step(self, action):
+            return Outcome(info={"board": value})
+    env = Fine()
+    env.reset(seed=0)
+    assert env.step("+1")[4]["board"] is value
+
+
+@pytest.mark.parametrize("place", ["class", "constructor", "reset"])
+def test_the_system_prompt_is_cleaned_as_observations_are(place):
+    dirty, clean = "Say \ud800\x00yes.", "Say ?yes."
+
+    class Prompted(Count):
+        system_prompt = dirty if place == "class" else ""
+
+        def __init__(self):
+            super().__init__()
+            if place == "constructor":
+                self.system_prompt = dirty
+
+        def _reset(self, task, rng):
+            if place == "reset":
+                self.system_prompt = dirty
+            return dirty
+    env = Prompted()
+    assert env.reset(seed=0)[0] == env.system_prompt == clean
+
+
+def test_a_system_prompt_may_be_a_property():
+    env = type("Prompted", (Count,), {"system_prompt": property(lambda self: f"Reach {self.task.data['goal']}.")})()
+    env.reset(seed=0)
+    assert env.system_prompt == "Reach 3."

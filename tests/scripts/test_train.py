@@ -15,6 +15,7 @@ import torch
 from transformers import LlamaConfig
 
 from agents.rollout import RolloutError
+from envs import Outcome
 from scripts import train
 from scripts._display import Console, TrainingDisplay
 from tests.trainers.runs import Parity, rows, small_config, start, weights
@@ -208,15 +209,20 @@ def test_a_run_that_fails_ends_with_1_and_one_message(error, message, config, tm
     assert [line for line in capsys.readouterr().err.splitlines() if message in line] == [f"error: {error}"]
 
 
-def test_an_environment_that_always_fails_ends_with_1(config, tmp_path, monkeypatch, capsys):
+def gone(action):
+    raise OSError("the world is gone")
+
+
+@pytest.mark.parametrize("outcome, message", [
+    (gone, "OSError: the world is gone"),
+    (lambda action: Outcome(info={"board": object()}), "Parity._step: info['board'] cannot be written as JSON")])
+def test_an_environment_that_always_fails_ends_with_1(outcome, message, config, tmp_path, monkeypatch, capsys):
     def step(env, action, whole=Parity._step):
-        if not action.startswith("gold"):
-            raise OSError("the world is gone")
-        return whole(env, action)
+        return whole(env, action) if action.startswith("gold") else outcome(action)
     monkeypatch.setattr(Parity, "_step", step)
     arguments = [config, "--run-dir", str(tmp_path / "run"), "--rollout.retries", "1", "--evaluation.episodes", "0"]
     assert train.main(arguments) == 1
-    assert "OSError: the world is gone" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
