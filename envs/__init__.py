@@ -14,3 +14,6 @@ gymnasium.register("turngym/ReasoningGym-v0", entry_point="envs.reasoning:Reason
                    order_enforce=False)
 gymnasium.register("turngym/Math-v0", entry_point="envs.mathematics:Math", disable_env_checker=True,
                    order_enforce=False)
+gymnasium.register("turngym/WebShop-v0", entry_point="envs.webshop.environment:WebShop", disable_env_checker=True,
+                   order_enforce=False)
+gymnasium.register("turngym/Search-v0", entry_point="envs.search:Search", disable_env_checker=True, order_enforce=False)
