@@ -103,6 +103,15 @@ def pack(groups: Sequence[Group], credits: Sequence[Sequence[Credit]]) -> Batch:
     return Batch(**columns, trajectory_index=index, extra=extra)
 
 
+def per_turn(groups: Sequence[Group], values: np.ndarray) -> list[list[list[np.ndarray]]]:
+    """One number for each sampled token, in order, as an array for each group, trajectory and turn. # [sampled tokens]
+    """
+    lengths = [len(turn.response_ids) for group in groups for trajectory in group.trajectories
+               for turn in trajectory.turns]
+    turns = iter(np.split(values, np.cumsum(lengths)))
+    return [[[next(turns) for _ in trajectory.turns] for trajectory in group.trajectories] for group in groups]
+
+
 def sequence_starts(trajectory: Trajectory) -> list[int]:
     """The turns at which a new sequence begins, because the prompt does not extend what came before."""
     starts, before = [], None

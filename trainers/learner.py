@@ -18,6 +18,7 @@ from agents.scoring import check_model, final_hidden, pack_rows, score_sequences
 from agents.trajectory import Group
 from trainers.algorithms import Algorithm, Scores
 from trainers.batch import Batch
+from trainers.gradients import sum_gradients, sum_over_ranks
 from trainers.loss import Counts, LossInput, aggregate
 from trainers.settings import settings
 
@@ -104,11 +105,8 @@ class Learner:
             loss.backward()
             reports.append({**_monitor(tokens), **shares, "loss": loss.detach()})
         metrics = _merged(reports)
+        sum_gradients(self.parameters)
         if dist.is_initialized():
-            for parameter in self.parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                dist.all_reduce(parameter.grad)
             of_ranks: list[dict[str, float]] = [{}] * dist.get_world_size()
             dist.all_gather_object(of_ranks, metrics)
             metrics = _merged(of_ranks)
@@ -210,8 +208,4 @@ def _learning_rate_factor(step: int, optimizer: OptimizerSettings, total_steps: 
 
 
 def _global_counts(counts: Counts, device: torch.device) -> Counts:
-    if not dist.is_initialized():
-        return counts
-    total = torch.tensor([counts.tokens, counts.turns, counts.sequences], device=device)
-    dist.all_reduce(total)
-    return Counts(*total.tolist())
+    return Counts(*sum_over_ranks(counts.tokens, counts.turns, counts.sequences, device=device))

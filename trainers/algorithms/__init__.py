@@ -8,19 +8,26 @@ from types import ModuleType
 
 from trainers.algorithms.base import Algorithm, Needs, Scores
 from trainers.algorithms.dapo import DAPO
+from trainers.algorithms.gigpo import GiGPO
 from trainers.algorithms.grpo import GRPO
+from trainers.algorithms.modifier import compose
+from trainers.algorithms.planpo import PlanPO
+from trainers.algorithms.ppo import PPO
 from trainers.algorithms.rloo import RLOO
 from trainers.algorithms.rloo_plus_plus import RLOOpp
 from trainers.settings import SettingsError
 
-__all__ = ["DAPO", "GRPO", "RLOO", "Algorithm", "Needs", "RLOOpp", "Scores", "find_algorithm"]
+__all__ = ["DAPO", "GRPO", "PPO", "RLOO", "Algorithm", "GiGPO", "Needs", "PlanPO", "RLOOpp", "Scores", "find_algorithm"]
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
-    """The algorithm of that name here, or `module:Class` of a user's own file.
+    """The algorithm of that name here, or `module:Class` of a user's own file; `A+B` is A built on B.
 
     Raises SettingsError, with the nearest name, where there is none, and where the class is not an algorithm.
     """
+    modifying, plus, base = name.partition("+")
+    if plus:
+        return compose(find_algorithm(modifying), find_algorithm(base))
     module_name, _, class_name = name.rpartition(":")
     if not module_name:
         return _member(sys.modules[__name__], name, f"unknown algorithm {name!r}")
