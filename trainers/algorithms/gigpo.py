@@ -41,10 +41,10 @@ class AnchorStates(Modifier):
     def advantages(self, groups: Sequence[Group], scores: Scores | None = None,
                    step: int = 0) -> list[list[Credit]]:
         credits = super().advantages(groups, scores, step)
-        return [[credit.plus(self.step_weight * values) for credit, values in zip(members, self._of_turns(group))]
+        return [[credit.plus(self.step_weight * values) for credit, values in zip(members, self.step_advantages(group))]
                 for group, members in zip(groups, credits)]
 
-    def _of_turns(self, group: Group) -> list[np.ndarray]:
+    def step_advantages(self, group: Group) -> list[np.ndarray]:
         """A^S. # float64 [turns] each"""
         returns = self.step_returns(group)
         values = normalise_within(np.concatenate([np.zeros(0), *returns]), anchors(group, self.similarity),

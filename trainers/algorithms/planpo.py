@@ -60,16 +60,16 @@ class PlanPO(Algorithm):
 
     def advantages(self, groups: Sequence[Group], scores: Scores | None = None,
                    step: int = 0) -> list[list[Credit]]:
-        credits = self.credits(groups, [self._of_trajectories(group) for group in groups])
+        credits = self.credits(groups, [self._episode_advantages(group) for group in groups])
         alpha = self.alpha(step)
-        return [[credit.plus(alpha * values) for credit, values in zip(members, self._of_turns(group))]
+        return [[credit.plus(alpha * values) for credit, values in zip(members, self._length_advantages(group))]
                 for group, members in zip(groups, credits)]
 
     def _outcomes(self, group: Group) -> np.ndarray:
         """Returns of successes, 0 of failures, NaN where there is no return. # float64 [group_size]"""
         return np.where([t.success for t in group.trajectories], self.returns(group), 0.0 * self.returns(group))
 
-    def _of_trajectories(self, group: Group) -> np.ndarray:
+    def _episode_advantages(self, group: Group) -> np.ndarray:
         turns = np.array([max(1, len(trajectory.turns)) for trajectory in group.trajectories])
         advantages = normalise(self._outcomes(group) / turns, divide_by_std=self.normalise_by_std)
         if self.floor is None:
@@ -77,7 +77,7 @@ class PlanPO(Algorithm):
         grpo = normalise(self.returns(group), divide_by_std=self.normalise_by_std)
         return np.where([t.success for t in group.trajectories], np.fmax(advantages, self.floor * grpo), advantages)
 
-    def _of_turns(self, group: Group) -> list[np.ndarray]:
+    def _length_advantages(self, group: Group) -> list[np.ndarray]:
         """A^S; NaN where a response takes no part. # float64 [turns] each"""
         values, index = [np.zeros(0)], [np.zeros(0, np.int64)]
         for trajectory, outcome in zip(group.trajectories, self._outcomes(group)):
