@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,11 +84,11 @@ class Search(TextEnv):
         self.top_k, self.passage_characters, self.citations = top_k, passage_characters, citations
         self.system_prompt = f"{RULES} {WITH_CITATIONS}" if citations else f"{RULES}."
         self._rows = read_questions(questions) if questions is not None else None
-        self._corpus = corpus
+        self._corpus = str(Path(corpus).expanduser().resolve()) if corpus is not None else None
         self._server = SearchServer(server, seconds=server_seconds) if server is not None else None
         self.blocking = server is not None
         if self._server is None:
-            _index(corpus)
+            _index(self._corpus)
 
     @property
     def retriever(self) -> Retriever:

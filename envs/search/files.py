@@ -1,6 +1,5 @@
 """Corpora and question sets from JSONL files, checked when they are read so that no run fails on line 7,000."""
 
-import functools
 import hashlib
 import json
 import re
@@ -29,10 +28,9 @@ class Row(NamedTuple):
         return hashlib.sha256(self.question.encode()).hexdigest()[:20]
 
 
-@functools.lru_cache(maxsize=4)
-def read_corpus(path: str) -> tuple[Document, ...]:
-    """The documents of a JSONL file in Search-R1's form, one `{"id": ..., "contents": "Title\\ntext"}` a line; read
-    once in a process. Raises FileNotFoundError, or ValueError that names the file and the line."""
+def read_corpus(path: str) -> list[Document]:
+    """The documents of a JSONL file in Search-R1's form, one `{"id": ..., "contents": "Title\\ntext"}` a line.
+    Raises FileNotFoundError, or ValueError that names the file and the line."""
     documents: dict[str, Document] = {}
     for where, record in _records(Path(path).expanduser()):
         try:
@@ -44,7 +42,7 @@ def read_corpus(path: str) -> tuple[Document, ...]:
         documents[document.id] = document
     if not documents:
         raise ValueError(f"{path} has no documents")
-    return tuple(documents.values())
+    return list(documents.values())
 
 
 def read_questions(path: str) -> dict[str, list[Row]]:
