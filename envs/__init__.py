@@ -17,3 +17,5 @@ gymnasium.register("turngym/Math-v0", entry_point="envs.mathematics:Math", disab
 gymnasium.register("turngym/WebShop-v0", entry_point="envs.webshop.environment:WebShop", disable_env_checker=True,
                    order_enforce=False)
 gymnasium.register("turngym/Search-v0", entry_point="envs.search:Search", disable_env_checker=True, order_enforce=False)
+gymnasium.register("turngym/ScienceWorld-v0", entry_point="envs.scienceworld:ScienceWorld", disable_env_checker=True,
+                   order_enforce=False)
