@@ -33,6 +33,11 @@ class ChatTemplate:
             and tokenizer.bos_token_id not in self._encode(self.render([{"role": "user", "content": "υ"}]))
         self._end_id = self._end_of_response()
 
+    @property
+    def closing(self) -> str:
+        """The text between the last message of a prompt and the response."""
+        return "\n" if self.plain else self.render([{"role": "user", "content": "υ"}]).rpartition("υ")[2]
+
     def render(self, messages: Sequence[Message]) -> str:
         """The text whose continuation is the next response."""
         if self.plain:

@@ -17,10 +17,12 @@ from agents.models import Policy
 from agents.scoring import check_model, final_hidden, pack_rows, score_sequences, token_logprobs
 from agents.trajectory import Group
 from trainers.algorithms import Algorithm, Scores
-from trainers.batch import Batch
+from trainers.algorithms.base import PerTurn
+from trainers.batch import Batch, per_turn
 from trainers.gradients import sum_gradients, sum_over_ranks
 from trainers.loss import Counts, LossInput, aggregate
 from trainers.settings import settings
+from trainers.teacher import teacher_logprobs
 
 
 @settings
@@ -71,9 +73,10 @@ class Learner:
             self.reference = (reference or copy.deepcopy(policy.model)).requires_grad_(False)
         self.critic = algorithm.make_critic(policy, optimizer)
 
-    def score(self, groups: Sequence[Group]) -> Scores:
-        """What the algorithm's credit reads, computed with the weights that sampled `groups`."""
-        return Scores(values=self.critic.values(groups) if self.critic else None)
+    def score(self, groups: Sequence[Group], step: int = 0) -> Scores:
+        """What the algorithm's credit reads, computed with the weights that sampled `groups`. `step` counts from 0."""
+        return Scores(values=self.critic.values(groups) if self.critic else None,
+                      teacher_logprobs=self._teacher_logprobs(groups, step))
 
     def update(self, batch: Batch, rng: np.random.Generator, *, frozen: bool = False) -> dict[str, float]:
         """Train on a batch, first the critic, then, unless it is `frozen`, the policy.
@@ -160,6 +163,17 @@ class Learner:
         for one in (*self.optimizers, *self.schedulers):
             one.step()
         return metrics
+
+    def _teacher_logprobs(self, groups: Sequence[Group], step: int) -> PerTurn | None:
+        if not self.algorithm.needs.teacher_logprobs:
+            return None
+        places = [(trajectory, i) for group in groups for trajectory in group.trajectories
+                  for i in range(len(trajectory.turns))]
+        found = teacher_logprobs(
+            self.policy, [trajectory.turns[i] for trajectory, i in places],
+            [self.algorithm.insertion(trajectory, i, step) for trajectory, i in places], self.temperature,
+            max_tokens=self.settings.micro_batch_tokens, width=self.settings.row_tokens)
+        return per_turn(groups, np.concatenate([*found, np.zeros(0, np.float32)]))
 
     def _reference_logprobs(self, batch: Batch) -> np.ndarray:
         scores = score_sequences(self.reference, batch.sequences(), self.temperature,

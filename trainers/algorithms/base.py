@@ -3,6 +3,8 @@
 The training loop calls the hooks in this order and does not know which algorithm it runs:
 
     keep(group)                  is this group worth training on? (dropped groups are refilled, see DAPO)
+    anchors(trajectory, rng)     turns at which other episodes go on, to see what they are worth
+    insertion(trajectory, ...)   what a teacher, the policy with more in its prompt, is told at a turn
     advantages(groups, ...)      credit per token; it may use `returns` and `credits`
     loss(tokens)                 one scalar per micro-batch, and metrics; it may override `policy_loss` alone
 
@@ -10,7 +12,7 @@ The training loop calls the hooks in this order and does not know which algorith
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -23,6 +25,7 @@ from agents.trajectory import Group, Trajectory
 from trainers.credit import Credit, normalise
 from trainers.loss import Aggregation, LossInput, RatioLevel, aggregate, clipped_surrogate, kl
 from trainers.settings import settings
+from trainers.teacher import Insertion
 
 if TYPE_CHECKING:
     from trainers.critic import Critic
@@ -40,6 +43,12 @@ class Needs:
     """`LossInput.reference_logprobs`: of the model that training started from."""
     entropy: bool = False
     """`LossInput.entropy`, with gradient."""
+    teacher_logprobs: bool = False
+    """`Scores.teacher_logprobs`."""
+    continuations: int = 0
+    """Episodes that go on from each anchor; `Scores.continuations`."""
+    continuation_turns: int = 0
+    """Turns that each of them plays at most."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,6 +57,10 @@ class Scores:
 
     values: PerTurn | None = None
     """Of the state before each token; where the algorithm has a critic."""
+    teacher_logprobs: PerTurn | None = None
+    """Of the sampled tokens, by the policy that `Algorithm.insertion` told more."""
+    continuations: Sequence[Sequence[Mapping[int, Sequence[Trajectory]]]] | None = None
+    """For each group and trajectory, by turn: whole episodes that share what came before it."""
 
 
 @settings
@@ -98,6 +111,14 @@ class Algorithm:
 
     def make_critic(self, policy: Policy, optimizer: "OptimizerSettings") -> "Critic | None":
         """What learns values beside `policy`; None for an algorithm without."""
+        return None
+
+    def anchors(self, trajectory: Trajectory, rng: np.random.Generator) -> list[int]:
+        """Turns before which `needs.continuations` episodes branch off."""
+        return []
+
+    def insertion(self, trajectory: Trajectory, turn: int, step: int) -> Insertion | None:
+        """What the teacher reads beside the prompt of a turn; None: it is not asked."""
         return None
 
     def keep(self, group: Group) -> bool:
