@@ -19,3 +19,5 @@ gymnasium.register("turngym/WebShop-v0", entry_point="envs.webshop.environment:W
 gymnasium.register("turngym/Search-v0", entry_point="envs.search:Search", disable_env_checker=True, order_enforce=False)
 gymnasium.register("turngym/ScienceWorld-v0", entry_point="envs.scienceworld:ScienceWorld", disable_env_checker=True,
                    order_enforce=False)
+gymnasium.register("turngym/ALFWorld-v0", entry_point="envs.alfworld:ALFWorld", disable_env_checker=True,
+                   order_enforce=False)
