@@ -15,9 +15,11 @@ from trainers.algorithms.planpo import PlanPO
 from trainers.algorithms.ppo import PPO
 from trainers.algorithms.rloo import RLOO
 from trainers.algorithms.rloo_plus_plus import RLOOpp
+from trainers.algorithms.stamp import STAMP
 from trainers.settings import SettingsError
 
-__all__ = ["DAPO", "GRPO", "PPO", "RLOO", "Algorithm", "GiGPO", "Needs", "PlanPO", "RLOOpp", "Scores", "find_algorithm"]
+__all__ = ["DAPO", "GRPO", "PPO", "RLOO", "STAMP", "Algorithm", "GiGPO", "Needs", "PlanPO", "RLOOpp", "Scores",
+           "find_algorithm"]
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
@@ -48,6 +50,7 @@ def _member(module: ModuleType, class_name: str, problem: str) -> type[Algorithm
     if class_name in classes:
         return classes[class_name]
     by_lower = {member.lower(): member for member in classes}
-    nearest = difflib.get_close_matches(class_name.lower(), by_lower, n=1, cutoff=0.0)
-    hint = f"the nearest is {by_lower[nearest[0]]!r}" if nearest else "it defines no subclass of Algorithm"
-    raise SettingsError(f"{problem}; {hint}")
+    nearest, *others = [by_lower[match] for match in difflib.get_close_matches(
+        class_name.lower(), by_lower, n=len(by_lower) + 1, cutoff=0.0)] or [None]
+    hint = f"the nearest is {nearest!r}" if nearest else "it defines no subclass of Algorithm"
+    raise SettingsError(f"{problem}; {hint}" + (f", others are {', '.join(others)}" if others else ""))
