@@ -5,9 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+CONFIG = "config.json"
+HUB_SECONDS = 10.0
+WHAT_TO_GIVE = ("Give a folder in transformers' format, a .gguf file, or the name of a model on the hub that this "
+                "machine can reach")
 
 
 class ModelError(ValueError):
@@ -43,6 +48,31 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
 
+def find_model(path: str) -> tuple[str, dict[str, str]]:
+    """The name and options by which transformers' `from_pretrained` loads what is at `path`.
+
+    Raises ModelError where nothing is there. The hub is asked once, where its model is not cached: transformers would
+    try for a minute.
+    """
+    file = Path(path).expanduser()
+    if path.endswith(".gguf"):
+        if not file.is_file():
+            raise ModelError(f"no GGUF file {path}")
+        return str(file.parent), {"gguf_file": file.name}
+    if path.startswith((".", "/", "~")) or file.exists():
+        if not file.is_dir():
+            raise ModelError(f"no model folder {path}")
+        return str(file), {}
+    try:
+        if not isinstance(try_to_load_from_cache(path, CONFIG), str):
+            get_hf_file_metadata(hf_hub_url(path, CONFIG), timeout=HUB_SECONDS)
+    except Exception as error:  # each library below has its own
+        raise ModelError(f"cannot load the model {path!r}: there is no such folder here, and "
+                         f"{constants.ENDPOINT} gives none either: {type(error).__name__}: {error}\n"
+                         f"{WHAT_TO_GIVE}") from error
+    return path, {}
+
+
 def load_policy(path: str, *, dtype: str = "float32", device: str | None = None) -> Policy:
     """The causal language model at `path`: a hub name, a folder, or a GGUF file.
 
@@ -51,23 +81,13 @@ def load_policy(path: str, *, dtype: str = "float32", device: str | None = None)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if dtype not in DTYPES:
         raise ModelError(f"unknown dtype {dtype!r}; one of {', '.join(DTYPES)}")
-    file, name, options = Path(path).expanduser(), path, {}
-    if path.endswith(".gguf"):
-        name, options = str(file.parent), {"gguf_file": file.name}
-        if not file.is_file():
-            raise ModelError(f"no GGUF file {path}")
-    elif path.startswith((".", "/", "~")) or file.exists():
-        name = str(file)
-        if not file.is_dir():
-            raise ModelError(f"no model folder {path}")
+    name, options = find_model(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
         model, report = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype),
                                                              output_loading_info=True, **options)
     except Exception as error:  # each part of a broken model breaks another library, with exceptions of its own
-        raise ModelError(f"cannot load the model {path!r}: {type(error).__name__}: {error}\nGive a folder in "
-                         "transformers' format, a .gguf file, or the name of a model on the hub that this machine can "
-                         "reach") from error
+        raise ModelError(f"cannot load the model {path!r}: {type(error).__name__}: {error}\n{WHAT_TO_GIVE}") from error
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"the model {path!r} lacks {len(missing)} weights of a {type(model).__name__} "
                          f"({', '.join(missing[:3])}, ...), which would be random: give a causal language model, whole")

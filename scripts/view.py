@@ -7,10 +7,10 @@
 import argparse
 import base64
 import io
-import json
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,24 @@ import jinja2
 from matplotlib.figure import Figure
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from agents.models import find_model
 from agents.trajectory import Trajectory
 from scripts._display import Console
-from trainers.files import replacing
+from trainers.files import read_rows, replacing
 from trainers.transcripts import messages, read_trajectories, rows
 
-CHARTS = ("success_rate", "reward", "entropy")
-"""Metrics of a run that are drawn where it has them."""
 LONGEST_CHARACTER = 4
 """Bytes, hence tokens, that one character may take."""
+
+
+@dataclass
+class Step:
+    """What is drawn of a run's step, where it has it."""
+
+    step: int
+    success_rate: float | None = None
+    reward: float | None = None
+    entropy: float | None = None
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,7 +70,10 @@ def find_tokenizer(path: str | None, source: Path) -> PreTrainedTokenizerBase | 
     """The tokenizer asked for, or that of the run's first policy or newest checkpoint; None where there is none."""
     found = sorted(source.glob("initial/tokenizer.json")) + sorted(source.glob("checkpoints/*/tokenizer.json"))
     path = path or (str(found[-1].parent) if found else None)
-    return AutoTokenizer.from_pretrained(path) if path else None
+    if not path:
+        return None
+    name, options = find_model(path)
+    return AutoTokenizer.from_pretrained(name, **options)
 
 
 def render(title: str, trajectories: list[Trajectory], limit: int, tokenizer: PreTrainedTokenizerBase | None,
@@ -112,13 +124,9 @@ def read_charts(source: Path) -> list[dict[str, str]]:
     path = source / "metrics.jsonl"
     if not path.is_file():
         return []
-    try:
-        logged = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    charts = []
-    for name in CHARTS:
-        points = [(row["step"], row[name]) for row in logged if row.get(name) is not None]
+    steps, charts = read_rows(path, Step), []
+    for name in ("success_rate", "reward", "entropy"):
+        points = [(step.step, getattr(step, name)) for step in steps if getattr(step, name) is not None]
         if points:
             figure = Figure(figsize=(4, 2.4), layout="constrained")
             axes = figure.subplots()

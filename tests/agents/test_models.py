@@ -2,12 +2,13 @@
 
 import json
 import re
+import time
 
 import gguf
 import pytest
 import torch
 
-from agents.models import ModelError, Policy, load_policy
+from agents.models import ModelError, Policy, find_model, load_policy
 from tests.agents.policies import TEXTS, random_policy
 
 
@@ -69,10 +70,29 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
         load_policy(str(file))
 
 
-def test_a_name_that_nobody_can_reach_is_refused(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match=r"cannot load the model 'nobody/nothing'(.|\n)*Give a folder"):
-        load_policy("nobody/nothing")
+@pytest.mark.parametrize("offline", [True, False])
+@pytest.mark.parametrize("path", ["nobody/nothing", "gpt3", "a/b/c", "my model", "modls/countdown"])
+def test_a_name_that_nobody_can_reach_is_refused_at_once(path, offline, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+                        "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}")
+    started = time.monotonic()
+    with pytest.raises(ModelError, match=r"no such folder here, and http://127\.0\.0\.1:9 gives none") as refused:
+        load_policy(path)
+    assert f"cannot load the model {path!r}" in str(refused.value) and "Give a folder" in str(refused.value)
+    assert time.monotonic() - started < 10  # transformers alone would try for a minute
+
+
+def test_a_model_in_the_cache_needs_no_hub(folder, tmp_path, monkeypatch):
+    kept = tmp_path / "cache" / "models--some--body"
+    folder.rename((kept / "snapshots").mkdir(parents=True) or kept / "snapshots" / "abc")
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert find_model("some/body") == ("some/body", {})
+    with pytest.raises(ModelError):
+        find_model("some/boby")
 
 
 def empty(folder):
