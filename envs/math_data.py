@@ -58,6 +58,7 @@ def _tables(data: str):
     """Yields (split, where it came from, `datasets.Dataset`)."""
     import datasets  # takes a second to import, and the generated problems do without it
 
+    datasets.disable_progress_bars()
     path = Path(data).expanduser()
     if path.exists():
         files = sorted(f for f in path.iterdir() if f.suffix in FORMATS) if path.is_dir() else [path]
