@@ -26,6 +26,9 @@ from trainers.settings import (
 TINY_DEFAULTS = {"optimizer": {"learning_rate": 5e-4}, "warm_start": {"optimizer": "muon", "learning_rate": 1e-2}}
 """What a tiny policy wants instead of the defaults below, which are those of pretrained models."""
 
+SELDOM_MEANT = ("warm_start.", "evaluation.")
+"""Sections whose settings an error proposes only where no other fits as well."""
+
 
 @settings
 class EnvironmentSettings:
@@ -190,6 +193,7 @@ def build_config(data: Mapping[str, Any]) -> TrainConfig:
         section.setdefault("total_steps", run.get("steps", RunSettings.steps))
     types = {part.name: part.type for part in fields(TrainConfig)} | {"algorithm": algorithm}
     known = ["algorithm.name", *(name for part, cls in types.items() for name in setting_names(cls, part))]
+    known.sort(key=lambda name: name.startswith(SELDOM_MEANT))
     data = {**data, "algorithm": section}
     if unknown := [unknown_setting(part, value, known) for part, value in data.items() if part not in types]:
         raise SettingsError("\n".join(unknown))

@@ -111,11 +111,24 @@ def setting_names(cls: type, section: str = "") -> list[str]:
 
 
 def nearest_setting(name: str, known: Sequence[str]) -> str:
-    """The known setting that `name` most likely means: its own last part counts most, then the whole."""
+    """The known setting that `name` most likely means: its last part counts most, then the section; of equals the first
+    known."""
+    def parts(dotted: str) -> tuple[str, str]:
+        section, _, last = dotted.replace("-", "_").rpartition(".")
+        return section, last
+
+    def ratio(a: str, b: str) -> float:
+        return difflib.SequenceMatcher(None, a, b).ratio()
+
+    section, last = parts(name)
+    misspelt = section not in {parts(candidate)[0] for candidate in known}
+
     def likeness(candidate: str) -> float:
-        def ratio(a: str, b: str) -> float:
-            return difflib.SequenceMatcher(None, a.replace("-", "_"), b).ratio()
-        return 2 * ratio(name.rsplit(".", 1)[-1], candidate.rsplit(".", 1)[-1]) + ratio(name, candidate)
+        its_section, its_last = parts(candidate)
+        if not section:
+            return max(ratio(last, its_last), ratio(last, its_section))
+        # A section that exists was meant: how its name looks like another's says nothing.
+        return 4 * ratio(last, its_last) + (ratio(section, its_section) if misspelt else section == its_section)
     return max(known, key=likeness)
 
 

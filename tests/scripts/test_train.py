@@ -58,7 +58,8 @@ def fails(arguments, capsys, code=2):
     (["--evaluation.split", "validation"], "no split 'validation'"),
     (["--evaluation.episodes", "5000"], "holds 1,024 problems: ask for 1 to 1,024, not 5,000"),
     (["--environment.options.tol", "false"], "tol"), (["--model.device", "cuda:99"], "is not on this machine"),
-    (["--algorithm.name", "GRPPO"], "the nearest is 'GRPO'")])
+    (["--rollout.learning_rate", "1"], "'rollout.learning_rate'; the nearest is 'optimizer.learning_rate'"),
+    (["--algorithm.name", "GRPPO"], "unknown algorithm 'GRPPO'; the nearest is 'GRPO', others are ")])
 def test_wrong_arguments_end_with_2_before_anything_is_made(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert message in fails(arguments, capsys)

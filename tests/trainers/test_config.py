@@ -63,7 +63,7 @@ def test_overrides_stand_above_the_file(tmp_path):
     ("[algorithm]\noverlong_length = 9", "unknown setting 'algorithm.overlong_length'"),
     ("[run.more]\nx = 1", "unknown setting 'run.more.x'"), ("rollout = 3", "rollout: "), ("[[rollout]]\n", "rollout: "),
     ("algorithm = 'DAPO'", "algorithm is a section; name one with algorithm.name = 'DAPO'"),
-    ("[algorithm]\nname = 'DAP'", "unknown algorithm 'DAP'; the nearest is 'DAPO'"),
+    ("[algorithm]\nname = 'DAP'", "unknown algorithm 'DAP'; the nearest is 'DAPO', others are "),
     ("[algorithm]\nname = ''", "unknown algorithm ''"), ("[algorithm]\nname = 3", "algorithm's name is text, got 3"),
     ("[algorithm]\nname = 'Algorithm'", "unknown algorithm 'Algorithm'"),
     ("[algorithm]\nname = 'no_such_module:X'", "no module 'no_such_module'"),
@@ -134,3 +134,23 @@ def test_the_written_config_names_every_setting_that_is_not_none():
     for name in setting_names(TrainConfig):
         section, key = name.split(".")
         assert key in written[section]
+
+
+@pytest.mark.parametrize("name, nearest", [
+    ("rollout.learning_rate", "optimizer.learning_rate"), ("model.learning-rate", "optimizer.learning_rate"),
+    ("evaluation.learning_rate", "optimizer.learning_rate"), ("learning_rate", "optimizer.learning_rate"),
+    ("warmstart.learning_rate", "warm_start.learning_rate"), ("temperature", "rollout.temperature"),
+    ("run.temperature", "rollout.temperature"), ("eval.temperature", "evaluation.temperature"),
+    ("rollout.steps", "run.steps"), ("warm_start.group_size", "rollout.group_size"), ("seed", "run.seed"),
+    ("model.options", "environment.options"), ("run.batch_size", "warm_start.batch_size"), ("env.id", "environment.id"),
+    ("rollout.gropu_size", "rollout.group_size")])
+def test_the_setting_of_that_name_is_proposed_first_where_it_is_usually_meant(name, nearest):
+    with pytest.raises(SettingsError, match=f"unknown setting '{name}'; the nearest is '{nearest}'"):
+        load_config(None, [f"--{name}", "1"])
+
+
+def test_an_unknown_algorithm_lists_all_that_exist_the_nearest_first():
+    with pytest.raises(SettingsError, match="the nearest is 'RLOO', others are ") as refused:
+        load_config(None, ["--algorithm.name", "Rloo"])
+    listed = str(refused.value).partition("others are ")[2].split(", ")
+    assert {"GRPO", "DAPO", "RLOOpp"} <= set(listed) and "RLOO" not in listed and "Algorithm" not in listed

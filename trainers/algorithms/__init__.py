@@ -8,6 +8,7 @@ from types import ModuleType
 
 from trainers.algorithms.base import Algorithm, Needs, Scores
 from trainers.algorithms.dapo import DAPO
+from trainers.algorithms.factor import FACTOR
 from trainers.algorithms.gigpo import GiGPO
 from trainers.algorithms.grpo import GRPO
 from trainers.algorithms.modifier import compose
@@ -15,11 +16,12 @@ from trainers.algorithms.planpo import PlanPO
 from trainers.algorithms.ppo import PPO
 from trainers.algorithms.rloo import RLOO
 from trainers.algorithms.rloo_plus_plus import RLOOpp
+from trainers.algorithms.serl import SERL
 from trainers.algorithms.stamp import STAMP
 from trainers.settings import SettingsError
 
-__all__ = ["DAPO", "GRPO", "PPO", "RLOO", "STAMP", "Algorithm", "GiGPO", "Needs", "PlanPO", "RLOOpp", "Scores",
-           "find_algorithm"]
+__all__ = ["DAPO", "FACTOR", "GRPO", "PPO", "RLOO", "SERL", "STAMP", "Algorithm", "GiGPO", "Needs", "PlanPO", "RLOOpp",
+           "Scores", "find_algorithm"]
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
