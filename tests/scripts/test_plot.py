@@ -5,7 +5,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from scripts import plot
-from tests.trainers.runs import start
+from tests.trainers.runs import rows, start
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +24,8 @@ def test_runs_of_the_same_name_are_all_drawn(runs, tmp_path):
 
 
 def test_the_points_are_the_logged_numbers(runs):
-    logs = {str(folder): (plot.read_rows(folder / "metrics.jsonl"), plot.read_rows(folder / "evaluations.jsonl"))
-            for folder in runs}
-    curve, bars = plot.draw(logs).axes
+    curve, bars = plot.draw({str(folder): plot.read_run(folder) for folder in runs}).axes
+    logs = {str(folder): (rows(folder), rows(folder, "evaluations")) for folder in runs}
     for index, (metrics, evaluations) in enumerate(logs.values()):
         training, panel = curve.lines[index * 4], curve.containers[index].lines[0]
         # A point of the training curve is the mean of at most 8 steps up to it: with 6 steps, of all so far.
@@ -41,14 +40,41 @@ def test_the_points_are_the_logged_numbers(runs):
 
 
 @pytest.mark.parametrize("name, content, message", [
-    (None, "", "metrics.jsonl"), ("metrics.jsonl", "", "holds nothing to draw yet"),
-    ("metrics.jsonl", '{"step": 1, "suc', "metrics.jsonl is damaged"),
+    (None, "", "metrics.jsonl"), ("metrics.jsonl", "", "evaluations.jsonl"),
+    ("metrics.jsonl", '{"step": 1, "suc', "metrics.jsonl line 1 is damaged"),
     ("metrics.jsonl", '{"step": 1, "success_rate": 0.5}\n', "evaluations.jsonl")])
 def test_a_folder_without_a_run_is_named(name, content, message, tmp_path, capsys):
     if name:
         (tmp_path / name).write_text(content)
     assert plot.main([str(tmp_path), "--out", str(tmp_path / "p.png")]) == 2
     assert message in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "p.png").exists()
+
+
+def test_a_run_without_a_step_holds_nothing_yet(tmp_path, capsys):
+    for name in ("metrics", "evaluations"):
+        (tmp_path / f"{name}.jsonl").write_text("\n")
+    assert plot.main([str(tmp_path), "--out", str(tmp_path / "p.png")]) == 2
+    assert "holds nothing to draw yet" in capsys.readouterr().err
+
+
+STEP = '{"step": 1, "success_rate": 0.5, "more": [1]}\n'
+POINT = '{"step": 1, "success_rate": 0.5, "ci_low": 0.1, "ci_high": 0.9, "pass_at_k": {"1": {"success_rate": 0.5}}}\n'
+NO_ROWS = ["1", '"text"', "null", "true", "[]", "[{}]", "{}", '{"step": 1}', '{"step": "x", "success_rate": 0.5}',
+           '{"step": 1, "success_rate": null}', '{"step": 1, "success_rate": [0.5]}', "nonsense", "\x00", '{"step": 1']
+NO_POINTS = [STEP, POINT.replace('"1":', '"x":'), POINT.replace('{"success_rate": 0.5}', "3"),
+             POINT.replace('{"1": {"success_rate": 0.5}}', "[]"), POINT.replace("0.1", "{}")]
+
+
+@pytest.mark.parametrize("name, line", [*(("metrics", line) for line in NO_ROWS),
+                                        *(("evaluations", line) for line in NO_ROWS + NO_POINTS)])
+def test_a_line_that_is_no_row_is_named(name, line, tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text(STEP)
+    (tmp_path / "evaluations.jsonl").write_text(POINT)
+    assert plot.main([str(tmp_path), "--out", str(tmp_path / "p.svg")]) == 0
+    with open(tmp_path / f"{name}.jsonl", "a") as log:
+        log.write("\n" + line)
+    assert plot.main([str(tmp_path), "--out", str(tmp_path / "p.png")]) == 2
+    assert f"{name}.jsonl line 3 is damaged: " in capsys.readouterr().err and not (tmp_path / "p.png").exists()
 
 
 @pytest.mark.parametrize("out", ["no_such_folder/p.png", "p.unknown", "folder.png"])

@@ -66,11 +66,20 @@ def page_of(path, *arguments):
     return Page((path.parent / "page.html").read_text(encoding="utf-8"))
 
 
-def test_damaged_metrics_are_named(run, capsys):
+@pytest.mark.parametrize("line", ['{"step": 5, "succ', "1", '"text"', "null", "[]", "[1]", "{}", '{"success_rate": 1}',
+                                  '{"step": null}', '{"step": 5, "reward": "high"}', '{"step": 5, "entropy": [1]}'])
+def test_damaged_metrics_are_named(line, run, capsys):
     with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"step": 5, "succ')
+        file.write(line)
     assert view.main([str(run)]) == 2
-    assert f"{run / 'metrics.jsonl'} is damaged" in capsys.readouterr().err.replace("\n", "")
+    assert f"{run / 'metrics.jsonl'} line 5 is damaged" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_a_tokenizer_that_is_nowhere_is_named(run, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for path in ("no/such", "./nowhere"):
+        assert view.main([str(run), "--tokenizer", path]) == 2
+        assert path in capsys.readouterr().err
 
 
 def test_a_runs_page_shows_messages_tokens_and_charts(run, gold, capsys):
