@@ -98,12 +98,14 @@ class Search(TextEnv):
         if self._rows is not None:
             if split not in self._rows:
                 raise ValueError(f"Search has no split {split!r} here; there are: {', '.join(self._rows)}")
-            return [self._row_task(row, split) for row in self._rows[split]]
+            rows = self._rows[split]
+            return LazyTasks(len(rows), lambda index: self._row_task(rows[index], split))
         if split == "train":
             return LazyTasks(TRAINING_SIZE, lambda index: self._task(training_question(index), split))
         if split not in PANEL_SIZES:
             raise ValueError(f"Search has no split {split!r}; it has 'train', {', '.join(map(repr, PANEL_SIZES))}")
-        return [self._task(question, split) for question in panel(split)]
+        questions = panel(split)
+        return LazyTasks(len(questions), lambda index: self._task(questions[index], split))
 
     def _task(self, question: Question, split: str) -> Task:
         return Task(key=question.key, split=split, env_id=self.env_id, family=question.family,

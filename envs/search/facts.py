@@ -45,7 +45,7 @@ RELATIONS = {
     "capital": Relation("the capital of {}", ("capital",), True),
     "capital of": Relation("the country whose capital is {}", ("capital",), True),
     "currency": Relation("the currency of {}", ("currency",), True),
-    "only user": Relation("the only country that uses {}", ("used only in",), True),
+    "only user": Relation("the only country that uses {}", ("used only in",)),
     "language": Relation("the language spoken in {}", ("spoken",), True),
     "largest neighbour": Relation("the largest neighbouring country of {}", ("largest neighbour",)),
     "next element": Relation("the element that comes right after {}", ("right before",), True),

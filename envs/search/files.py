@@ -70,9 +70,8 @@ def read_questions(path: str) -> dict[str, list[Row]]:
         splits[split] = list(fresh.values())
         seen.update(fresh)
     if "train" in splits and "heldout" not in splits:
-        held_out = [row for row in splits["train"] if int(row.key, 16) % HELDOUT_SHARE == 0]
-        splits["heldout"] = held_out
-        splits["train"] = [row for row in splits["train"] if row not in held_out]
+        for row in splits.pop("train"):
+            splits.setdefault("train" if int(row.key, 16) % HELDOUT_SHARE else "heldout", []).append(row)
     return splits
 
 

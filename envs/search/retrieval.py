@@ -16,7 +16,8 @@ WORD = re.compile(r"[^\W_]+")
 QUERY_WORDS = 64
 """Words of a query that count, so that no query takes long."""
 TITLE_BOOST = 2.0
-WRITER_BYTES = 100_000_000
+WRITER_BYTES = 4_000_000_000
+"""A limit, not what is taken: with less, a large corpus would come in several segments."""
 ANSWER_BYTES = 10_000_000
 
 
@@ -37,7 +38,7 @@ class BM25:
         builder.add_text_field("text", tokenizer_name="whitespace", index_option="freq")
         builder.add_integer_field("number", fast=True)
         self._index = tantivy.Index(builder.build())
-        # One thread makes one segment, so that ties are broken alike everywhere.
+        # One thread and one segment, so that ties are broken alike everywhere.
         writer = self._index.writer(WRITER_BYTES, num_threads=1)
         for number, document in enumerate(self.documents):
             writer.add_document(tantivy.Document(title=_words(document.title), text=_words(document.text),
