@@ -76,6 +76,11 @@ def normalise_within(values: np.ndarray, index: np.ndarray, *, divide_by_std: bo
     return result
 
 
+def by_trajectory(trajectories: Sequence[Trajectory], values: np.ndarray) -> list[np.ndarray]:
+    """One number for each turn, in order, as an array for each trajectory. # [turns] each"""
+    return np.split(values, np.cumsum([len(trajectory.turns) for trajectory in trajectories]))[:len(trajectories)]
+
+
 def leave_one_out(values: np.ndarray) -> np.ndarray:
     """Each value minus the mean of the others. NaN, equal values and a single one as in `normalise`. # [group_size]"""
     values = np.asarray(values, dtype=np.float64)

@@ -18,7 +18,7 @@ from agents.trajectory import Group, Trajectory
 from trainers.algorithms.base import Scores
 from trainers.algorithms.grpo import GRPO
 from trainers.algorithms.modifier import Modifier
-from trainers.credit import Credit, normalise_within
+from trainers.credit import Credit, by_trajectory, normalise_within
 from trainers.settings import settings
 
 
@@ -49,7 +49,11 @@ class AnchorStates(Modifier):
         returns = self.step_returns(group)
         values = normalise_within(np.concatenate([np.zeros(0), *returns]), anchors(group, self.similarity),
                                   divide_by_std=self.normalise_by_std)
-        return np.split(values, np.cumsum([len(one) for one in returns])[:-1]) if returns else []
+        return by_trajectory(group.trajectories, values)
+
+    def states(self, group: Group) -> list[np.ndarray]:
+        """`anchors` of each trajectory. # int64 [turns] each"""
+        return by_trajectory(group.trajectories, anchors(group, self.similarity))
 
     def step_returns(self, group: Group) -> list[np.ndarray]:
         """R_{i,t} of each trajectory; NaN where it has no return. # float64 [turns] each"""

@@ -21,7 +21,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from agents.trajectory import Group
 from trainers.algorithms.base import Algorithm, Scores
-from trainers.credit import Credit, normalise, normalise_within
+from trainers.credit import Credit, by_trajectory, normalise, normalise_within
 from trainers.loss import Aggregation
 from trainers.settings import settings
 
@@ -87,4 +87,4 @@ class PlanPO(Algorithm):
             values.append(outcome / lengths if active else lengths * np.nan)
             index.append(np.arange(len(lengths)) * (self.turn_group == "per_turn"))
         result = normalise_within(np.concatenate(values), np.concatenate(index), divide_by_std=self.normalise_by_std)
-        return np.split(result, np.cumsum([len(one) for one in values[1:]])[:-1]) if group.trajectories else []
+        return by_trajectory(group.trajectories, result)

@@ -1,0 +1,171 @@
+"""ADRS (arXiv 2608.03223): reward shaping by a teacher that reads skills, the policy itself told more in training.
+
+For turn s with tokens j, and the same weights and response ids, ℓᵀ under the skills before the prompt and ℓᵇ without:
+
+    q_{s,j} = (ℓᵀ_{s,j} − mean_j ℓᵀ) / (σ + 1e-8)      sums to 0 in each turn: no return and no A changes by it
+    α_u = σ((mean ℓᵀ of turn u − its mean over the batch) / T)
+    d = Σ α R / Σ α − Σ (1−α) R / Σ (1−α)              over the turns of a group (L2), or of one anchor state (L3)
+    m = σ(τ d)                                          L1: σ(τ (ℓᵀ − ℓʳᵉᶠ) / std), per token; none: ½
+    A ← A + clip(± η m Z(q), ± c)                      after_whiten (ours)
+    A ← A + clip(± η Z(η m q), ± c)                    before_whiten (the authors'; at L2 the gate cancels in Z)
+    A ← A ((1−η) + η clip(e^{sgn(A)(ℓᵀ−ℓᵇ)}, 1 ± c))    multiplicative (RLSD): never changes a sign
+
+Z shifts and scales over all tokens of the group. The bound c shrinks where returns (over GiGPO: advantages) differ less
+than in the median group, and groups in which nothing differs get no signal.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
+
+from agents.trajectory import Group, Trajectory
+from trainers.algorithms.base import Needs, Scores
+from trainers.algorithms.gigpo import AnchorStates
+from trainers.algorithms.grpo import GRPO
+from trainers.algorithms.modifier import Modifier
+from trainers.credit import EPSILON, Credit
+from trainers.settings import settings
+from trainers.shaping import TokenTable, centred, gate_differences, multiplied, segment_mean, sigmoid, whitened
+from trainers.skills import load_skills
+from trainers.teacher import Insertion
+
+HEADER = "[Privileged Skill Information]"
+
+
+@settings
+class SkillShaping(Modifier):
+    """Adds to each token's advantage how much a teacher that knows the skills prefers it to the turn's other tokens."""
+
+    skills: str | None = None
+    """TOML file of skills; None: the one in `trainers/skills` for the environment."""
+    form: Literal["additive", "multiplicative"] = "additive"
+    eta: Annotated[float, Field(ge=0, le=1)] = 0.02
+    """η: strength of the signal; 0 is the base."""
+    teacher_clip: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """c: most that the signal may add, or change a factor by."""
+    adaptive_clip: bool = True
+    """Lower c in groups that differ less than the median group."""
+    sign: Literal[1, -1] = 1
+    """−1 turns the signal round."""
+    positive_only: bool = False
+    """Leave tokens whose advantage is not positive as they are."""
+    standardise_over: Literal["turn", "batch"] = "turn"
+    """Where σ is taken."""
+    gate: Literal["auto", "L3", "L2", "L1", "none"] = "L2"
+    """Level of the gate m; `auto`: L3 over GiGPO, else L2."""
+    gate_position: Literal["after_whiten", "before_whiten"] = "after_whiten"
+    gate_sharpness: PositiveFloat = 2.0
+    """τ."""
+    gate_temperature: PositiveFloat = 1.0
+    """T."""
+    standardise_gate: bool = False
+    """Divide every d by the standard deviation of all of the batch."""
+    shaping_warmup_steps: NonNegativeInt = 20
+    """Steps before the signal sets in."""
+    shaping_steps: NonNegativeInt = 50
+    """Steps that it lasts; 0: to the end."""
+
+    @model_validator(mode="after")
+    def _check_gate(self):
+        if self.gate == "L3" and not isinstance(self, AnchorStates):
+            raise ValueError("gate 'L3' compares turns in the same state: name the algorithm ADRS+GiGPO")
+        return self
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, teacher_logprobs=True, reference_scores=self.gate == "L1")
+
+    def active(self, step: int) -> bool:
+        """Whether there is a signal in a step, counted from 0."""
+        since = step - self.shaping_warmup_steps
+        return self.eta > 0 and since >= 0 and (self.shaping_steps == 0 or since < self.shaping_steps)
+
+    def insertion(self, trajectory: Trajectory, turn: int, step: int) -> Insertion | None:
+        if not self.active(step):
+            return None
+        library = load_skills(trajectory.task.env_id, self.skills)
+        skills = library.match(trajectory.task, trajectory.first_observation)
+        return Insertion(before=f"{HEADER}\n{skills}\n\n")
+
+    def advantages(self, groups: Sequence[Group], scores: Scores | None = None,
+                   step: int = 0) -> list[list[Credit]]:
+        credits = super().advantages(groups, scores, step)
+        if not self.active(step):
+            return credits
+        table = TokenTable(groups, [self.returns(group) for group in groups])
+        before = table.flat([[credit.advantages for credit in members] for members in credits])
+        teacher = table.flat(_given(scores, "teacher_logprobs"))
+        if not len(teacher):
+            return credits
+        if self.form == "multiplicative":
+            behaviour = table.flat([[[turn.logprobs for turn in trajectory.turns] for trajectory in group.trajectories]
+                                    for group in groups])
+            after = multiplied(before, self.sign * (teacher - behaviour), self.eta, self.teacher_clip)
+        else:
+            after = before + self._signal(table, teacher, groups, credits, scores)
+        return table.put(np.where(before > 0, after, before) if self.positive_only else after, credits)
+
+    def _signal(self, table: TokenTable, teacher: np.ndarray, groups, credits, scores) -> np.ndarray:
+        """What is added to each token's advantage. # float64 [tokens]"""
+        preference = centred(teacher, table.turn, over_batch=self.standardise_over == "batch")
+        gate = self._gate(table, teacher, groups, scores)
+        bound = self._bounds(groups, credits)[table.group]
+        if self.gate_position == "before_whiten":
+            signal = whitened(self.eta * gate * preference, table.group)
+        else:
+            signal = gate * whitened(preference, table.group)
+        return np.clip(self.sign * self.eta * signal, -bound, bound)
+
+    def _gate(self, table: TokenTable, teacher: np.ndarray, groups, scores) -> np.ndarray:
+        """m of each token, between 0 and 1. # float64 [tokens]"""
+        level = self.gate if self.gate != "auto" else "L3" if isinstance(self, AnchorStates) else "L2"
+        if level == "none":
+            return np.full(len(teacher), 0.5)
+        if level == "L1":
+            gaps = teacher - table.flat(_given(scores, "reference_logprobs"))
+            return sigmoid(self.gate_sharpness * gaps / (gaps.std() + EPSILON))
+        turns, first = np.unique(table.turn, return_index=True)  # those with a token
+        means = segment_mean(teacher, table.turn)[first]
+        if level == "L3":
+            returns = [self.step_returns(group) for group in groups]
+            states = [self.states(group) for group in groups]
+            unit = np.unique([(g, states[g][i][t]) for g, i, t in table.places], axis=0, return_inverse=True)[1]
+        else:
+            returns = [[np.full(len(trajectory.turns), value) for trajectory, value in
+                        zip(group.trajectories, self.returns(group))] for group in groups]
+            unit = table.turn_group
+        values = np.array([returns[g][i][t] for g, i, t in table.places])
+        difference = gate_differences((means - means.mean()) / self.gate_temperature, values[turns], unit[turns])
+        spread = difference.std() if self.standardise_gate else 1.0
+        gate = np.full(len(values), 0.5)
+        gate[turns] = sigmoid(self.gate_sharpness * difference / (spread or 1.0))
+        return gate[table.turn]
+
+    def _bounds(self, groups: Sequence[Group], credits: Sequence[Sequence[Credit]]) -> np.ndarray:
+        """c of each group, 0 where nothing differs. # float64 [groups]"""
+        returns = [values[~np.isnan(values)] for values in map(self.returns, groups)]
+        if isinstance(self, AnchorStates):
+            spreads = [max((float(np.abs(turn).max(initial=0)) for credit in members for turn in credit.advantages),
+                           default=0.0) for members in credits]
+        else:
+            spreads = [values.std(ddof=1) if len(values) > 1 else 0.0 for values in returns]
+        spreads = np.where([len(values) > 1 for values in returns], spreads, 0.0)
+        alive = spreads >= EPSILON
+        if not self.adaptive_clip or not alive.any():
+            return self.teacher_clip * alive
+        return self.teacher_clip * alive * np.minimum(1.0, spreads / np.median(spreads[alive]))
+
+
+@settings
+class ADRS(SkillShaping, GRPO):
+    """GRPO shaped by a teacher that reads skills; `ADRS+GiGPO` is the same over GiGPO."""
+
+
+def _given(scores: Scores | None, name: str):
+    if (values := getattr(scores, name, None)) is None:
+        raise ValueError(f"ADRS needs scores.{name}, log-probabilities of the sampled tokens: pass what Learner.score "
+                         "gives")
+    return values
