@@ -20,7 +20,7 @@ FOLDERS = {"train": "train", "seen": "valid_seen", "unseen": "valid_unseen"}
 """Folders of the original games, in `json_2.1.1`."""
 RULES = """\
 You act in a household through text. Closed receptacles must be opened to see inside. You can carry one object.
-Clean at a sinkbasin, heat at a microwave, cool at a fridge; to look at something under a lamp, hold it and use the lamp.
+Clean at a sinkbasin, heat at a microwave, cool at a fridge. To look at a thing under a lamp, hold it and use the lamp.
 Actions: go to R, open R, close R, take O from R, move O to R, clean O with R, heat O with R, cool O with R, use O, \
 slice O with O, examine R, inventory, look.
 Reply with one action, as in <action>go to desk 1</action>."""
@@ -77,10 +77,14 @@ class ALFWorld(TextEnv):
                     data={"scene": scene})
 
     def _reset(self, task: Task, rng: np.random.Generator) -> str:
-        if self.folder is None:
+        split, _, name = task.key.partition("/")
+        if self.folder is None and "scene" in task.data:
             self.game: Game = make_game(task.family, task.data["scene"], rng)
-        else:
+        elif self.folder is not None and split in FOLDERS.values() and name in original_games(self.folder / split):
             self.game = read_game(self.folder / task.key)
+        else:
+            raise ValueError(f"{task.key} is no game of {self.folder or 'the generated ones'}: check data= and "
+                             "ALFWORLD_DATA")
         self.world = World(self.game)
         return self._with_actions(self.world.intro())
 

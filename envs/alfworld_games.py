@@ -174,14 +174,23 @@ def make_game(family: str, scene: int, rng: np.random.Generator) -> Game:
             for ability, predicate in ABILITIES.items():
                 if other in able[ability]:
                     add(predicate, name)
-    words = {"obj": kind, "recep": goal, "toggle": goal, "mrecep": ""}
-    library = _goals()[FAMILIES[family]]
-    task = _choose(rng, library["templates"]).format(**{key: word.lower() for key, word in words.items()})
-    goal_text = library["pddl"].format(**words).replace(" # ", " - ")
+    task = _choose(rng, _goals()[FAMILIES[family]]["templates"]).format(**_goal_words(kind.lower(), goal.lower()))
     mangled = {key: frozenset(tuple(map(_mangle, row)) for row in rows) for key, rows in facts.items()}
-    game = Game(family, task, mangled, read_goal(parse(goal_text)[1]), _mangle(f"{kind}Type"), _mangle(f"{goal}Type"))
+    game = Game(family, task, mangled, read_goal(parse(goal_text(family, kind, goal))[1]), f"{kind}Type".lower(),
+                f"{goal}Type".lower())
     plan(game, np.random.default_rng(0))  # raises where it cannot be solved
     return game
+
+
+def goal_text(family: str, kind: str, goal: str) -> str:
+    """ALFWorld's `(:goal ...)` for an object type and a type of receptacle or lamp."""
+    # The template also closes the problem that it ends.
+    text = _goals()[FAMILIES[family]]["pddl"].format(**_goal_words(kind, goal)).strip()
+    return text.removesuffix(")").replace(" # ", " - ")
+
+
+def _goal_words(kind: str, goal: str) -> dict[str, str]:
+    return {"obj": kind, "recep": goal, "toggle": goal, "mrecep": ""}
 
 
 def _place(rng: np.random.Generator, kind: str, receptacle: str, taken: set[str]) -> str:

@@ -10,8 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from envs.alfworld_games import package_folder
+import numpy as np
+
+from envs.alfworld_games import goal_text, package_folder
 from envs.alfworld_pddl import parse
+from envs.alfworld_plan import plan
 from envs.alfworld_world import Game
 
 CONSTANTS = {"fridgetype": "rtype", "microwavetype": "rtype", "sinkbasintype": "rtype", "knifetype": "otype",
@@ -19,8 +22,8 @@ CONSTANTS = {"fridgetype": "rtype", "microwavetype": "rtype", "sinkbasintype": "
 """Names that the domain's actions use and every problem must declare."""
 
 
-def game_file(game: Game, goal: str) -> dict[str, Any]:
-    """A game as ALFWorld's `game.tw-pddl` holds it; `goal` is its `(:goal ...)`."""
+def game_file(game: Game) -> dict[str, Any]:
+    """A generated game as ALFWorld's `game.tw-pddl` holds it."""
     folder = package_folder() / "data"
     domain = (folder / "alfred.pddl").read_text(encoding="utf-8")
     grammar = (folder / "alfred.twl2").read_text(encoding="utf-8")
@@ -31,7 +34,9 @@ def game_file(game: Game, goal: str) -> dict[str, Any]:
     declared = "\n".join(f"{word} - {kind}" for word, kind in sorted(objects.items()))
     facts = "\n".join(f"({' '.join((name, *row))})" for name, rows in sorted(game.facts.items())
                       for row in sorted(rows))
+    goal = goal_text(game.family, game.target.removesuffix("type"), game.destination.removesuffix("type"))
     return {"pddl_domain": domain, "grammar": grammar.replace("UNKNOWN GOAL", game.task), "solvable": True,
+            "walkthrough": plan(game, np.random.default_rng(0)),
             "pddl_problem": f"(define (problem generated) (:domain alfred) (:objects {declared})\n"
                             f"(:init (= (total-cost) 0)\n{facts})\n{goal})"}
 
