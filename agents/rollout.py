@@ -7,6 +7,7 @@ traceback.
 
 import asyncio
 import hashlib
+import math
 import threading
 import time
 import traceback
@@ -20,7 +21,7 @@ import numpy as np
 
 from agents.agent import Agent, Response
 from agents.trajectory import Group, Status, Trajectory, Turn
-from envs.core import ActionSpan, Task, TextEnv
+from envs.core import ActionSpan, Snapshot, Task, TextEnv
 
 
 @dataclass
@@ -30,8 +31,9 @@ class RolloutReport:
     episodes: int = 0
     """Episodes of the groups that were kept."""
     turns: int = 0
+    """Played in kept episodes."""
     sampled_tokens: int = 0
-    """Tokens of kept episodes."""
+    """Of kept episodes."""
     seconds: float = 0.0
     environment_seconds: float = 0.0
     """Time inside `reset` and `step`, summed over episodes."""
@@ -69,6 +71,17 @@ class _EpisodeError(Exception):
         return f"{self.status}:{type(self.cause).__name__}"
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Start:
+    """Where episodes begin: at a task's first observation, or inside an episode that was played before."""
+
+    task: Task
+    turns: Sequence[Turn] = ()
+    """What was played already."""
+    max_turns: int | None = None
+    """Further turns after which the episode is cut off; None: only the environment's own limit."""
+
+
 class Rollout:
     """Runs groups of episodes of one environment with one agent."""
 
@@ -92,17 +105,29 @@ class Rollout:
 
         `seed` and the task's key decide each episode's randomness. Raises RolloutError where no group survives.
         """
-        return asyncio.run(self._run(agent, tasks, group_size, seed, on_episode or (lambda trajectory: None)))
+        results, report = asyncio.run(self._run(agent, [Start(task=task) for task in tasks], group_size, seed,
+                                                on_episode or (lambda trajectory: None)))
+        groups = [group for group in results if group]
+        if tasks and not groups:
+            raise RolloutError(f"all {len(tasks)} groups failed ({report.errors}); the first failure was:\n"
+                               + report.first_traceback, report)
+        return groups, report
 
-    async def _run(self, agent, tasks, group_size, seed, on_episode):
+    def branch(self, agent: Agent, starts: Sequence[Start], count: int,
+               seed: int) -> tuple[list[Group | None], RolloutReport]:
+        """Play `count` episodes from each start. Their turns and returns are those of the whole episode, the report
+        counts what was played anew. None where a start's episodes failed."""
+        return asyncio.run(self._run(agent, starts, count, seed, lambda trajectory: None))
+
+    async def _run(self, agent, starts, group_size, seed, on_episode):
         report, started = RolloutReport(), time.perf_counter()
         gate = asyncio.Semaphore(self._concurrency)
-        results: list[list[Trajectory | None]] = [[None] * group_size for _ in tasks]
+        results: list[list[Trajectory | None]] = [[None] * group_size for _ in starts]
 
         async def member(place: int, index: int) -> None:
             async with gate:
-                episode_seed = derive_seed(seed, tasks[place].key, place, index)
-                trajectory = await self._with_retries(agent, tasks[place], episode_seed, report)
+                episode_seed = derive_seed(seed, starts[place].task.key, place, index)
+                trajectory = await self._with_retries(agent, starts[place], episode_seed, report)
             results[place][index] = trajectory
             on_episode(trajectory)
 
@@ -117,26 +142,25 @@ class Rollout:
                 report.first_traceback = report.first_traceback or "".join(traceback.format_exception(first.cause))
 
         async with asyncio.TaskGroup() as running:
-            for place in range(len(tasks)):
+            for place in range(len(starts)):
                 running.create_task(group(place))
-        groups = [Group(task=task, trajectories=tuple(members))
-                  for task, members in zip(tasks, results) if all(members)]
-        report.dropped_groups = len(tasks) - len(groups)
+        groups = [Group(task=start.task, trajectories=tuple(members)) if all(members) else None
+                  for start, members in zip(starts, results)]
+        report.dropped_groups = groups.count(None)
         report.seconds = time.perf_counter() - started
-        if tasks and not groups:
-            raise RolloutError(f"all {len(tasks)} groups failed ({report.errors}); the first failure was:\n"
-                               + report.first_traceback, report)
-        for trajectory in (t for group in groups for t in group.trajectories):
-            report.episodes += 1
-            report.turns += len(trajectory.turns)
-            report.sampled_tokens += trajectory.response_length
+        for start, group in zip(starts, groups):
+            for trajectory in group.trajectories if group else ():
+                played = trajectory.turns[len(start.turns):]
+                report.episodes += 1
+                report.turns += len(played)
+                report.sampled_tokens += sum(len(turn.response_ids) for turn in played)
         return groups, report
 
-    async def _with_retries(self, agent: Agent, task: Task, seed: int, report: RolloutReport) -> Trajectory:
+    async def _with_retries(self, agent: Agent, start: Start, seed: int, report: RolloutReport) -> Trajectory:
         """Raises _EpisodeError where the last try fails too."""
         for attempt in range(self._retries + 1):
             try:
-                return await self._try(agent, task, derive_seed(seed, attempt), report)
+                return await self._try(agent, start, derive_seed(seed, attempt), report)
             except _EpisodeError as error:
                 failure = error
             except TimeoutError as error:
@@ -146,14 +170,14 @@ class Rollout:
             report.retries += attempt < self._retries
         raise failure
 
-    async def _try(self, agent: Agent, task: Task, seed: int, report: RolloutReport) -> Trajectory:
+    async def _try(self, agent: Agent, start: Start, seed: int, report: RolloutReport) -> Trajectory:
         try:
             env = self._idle.pop() if self._idle else self.make_env()
         except Exception as error:
             raise _EpisodeError(Status.ERROR_ENVIRONMENT, error) from error
         try:
             async with asyncio.timeout(self._episode_seconds):
-                trajectory = await self._episode(agent, env, task, seed, report)
+                trajectory = await self._episode(agent, env, start, seed, report)
         except BaseException:  # also where a sibling's failure cancels it
             self._discard(env)
             raise
@@ -169,13 +193,20 @@ class Rollout:
         except Exception as error:
             warnings.warn(f"closing a {type(env).__name__} failed: {type(error).__name__}: {error}", stacklevel=2)
 
-    async def _episode(self, agent: Agent, env: TextEnv, task: Task, seed: int, report: RolloutReport) -> Trajectory:
-        observation, info = await self._call(env, report, lambda: env.reset(options={"task": task}))
+    async def _episode(self, agent: Agent, env: TextEnv, start: Start, seed: int, report: RolloutReport) -> Trajectory:
+        observation, info = await self._call(env, report, lambda: env.reset(options={"task": start.task}))
         first_observation = observation
         actor = agent.start(env, observation, seed)
-        turns: list[Turn] = []
+        turns = list(start.turns)
+        if turns:
+            snapshot = Snapshot(env.task, tuple(turn.action for turn in turns))
+            await self._call(env, report, lambda: env.restore(snapshot))
+        for turn in turns:
+            actor.observe(Response(text=turn.text, prompt_ids=turn.prompt_ids, response_ids=turn.response_ids,
+                                   logprobs=turn.logprobs), turn.observation)
+        limit = math.inf if start.max_turns is None else len(turns) + start.max_turns
         terminated = truncated = cut = False
-        while not (terminated or truncated or cut):
+        while not (terminated or truncated or cut or len(turns) >= limit):
             state_key = env.state_key()
             try:
                 response = await actor.act()
@@ -191,7 +222,8 @@ class Rollout:
             actor.observe(response, observation)
         return Trajectory(
             task=env.task, turns=tuple(turns), reward=sum(t.reward for t in turns) if info["scorable"] else None,
-            status=Status.COMPLETED if terminated else Status.TRUNCATED_TURNS if truncated else Status.TRUNCATED_LENGTH,
+            status=Status.COMPLETED if terminated else
+            Status.TRUNCATED_LENGTH if cut and not truncated else Status.TRUNCATED_TURNS,
             success=info["success"], score=info["score"], context_breaks=actor.breaks,
             first_observation=first_observation, system_prompt=env.system_prompt)
 

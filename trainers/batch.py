@@ -45,10 +45,10 @@ class Batch:
     @property
     def counts(self) -> Counts:
         """Units with at least one trained token."""
-        turns = self.trajectory_index[self.trained] * (self.turn_index.max(initial=0) + 1) \
-            + self.turn_index[self.trained]
-        return Counts(tokens=int(self.trained.sum()), turns=len(np.unique(turns)),
-                      sequences=len(np.unique(self.trajectory_index[self.trained])))
+        turns = self.trajectory_index * (self.turn_index.max(initial=0) + 1) + self.turn_index
+        return Counts(tokens=int(self.trained.sum()), turns=len(np.unique(turns[self.trained])),
+                      sequences=len(np.unique(self.trajectory_index[self.trained])),
+                      action_tokens=int(self.action_mask.sum()), actions=len(np.unique(turns[self.action_mask])))
 
     def sequences(self) -> list[np.ndarray]:
         """The token ids of each sequence."""

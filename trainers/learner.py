@@ -4,7 +4,7 @@ import copy
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +18,8 @@ from agents.scoring import check_model, final_hidden, pack_rows, score_sequences
 from agents.trajectory import Group
 from trainers.algorithms import Algorithm, Scores
 from trainers.algorithms.base import PerTurn
-from trainers.batch import Batch, per_turn
+from trainers.batch import Batch, pack, per_turn
+from trainers.credit import Credit
 from trainers.gradients import sum_gradients, sum_over_ranks
 from trainers.loss import Counts, LossInput, aggregate
 from trainers.settings import settings
@@ -71,12 +72,16 @@ class Learner:
         self.reference = None
         if algorithm.needs.reference_logprobs:
             self.reference = (reference or copy.deepcopy(policy.model)).requires_grad_(False)
+        self.teacher = policy.model
+        if algorithm.needs.teacher_logprobs and algorithm.needs.teacher_steps > 1:
+            self.teacher = copy.deepcopy(policy.model).requires_grad_(False)
         self.critic = algorithm.make_critic(policy, optimizer)
 
     def score(self, groups: Sequence[Group], step: int = 0) -> Scores:
         """What the algorithm's credit reads, computed with the weights that sampled `groups`. `step` counts from 0."""
         return Scores(values=self.critic.values(groups) if self.critic else None,
-                      teacher_logprobs=self._teacher_logprobs(groups, step))
+                      teacher_logprobs=self._teacher_logprobs(groups, step),
+                      reference_logprobs=self._reference_scores(groups))
 
     def update(self, batch: Batch, rng: np.random.Generator, *, frozen: bool = False) -> dict[str, float]:
         """Train on a batch, first the critic, then, unless it is `frozen`, the policy.
@@ -139,7 +144,8 @@ class Learner:
         """Everything beside the weights that the next step depends on."""
         return {"optimizers": [one.state_dict() for one in self.optimizers],
                 "schedulers": [one.state_dict() for one in self.schedulers],
-                "critic": self.critic.state() if self.critic else None}
+                "critic": self.critic.state() if self.critic else None,
+                "teacher": None if self.teacher is self.policy.model else self.teacher.state_dict()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`; the weights are loaded on their own."""
@@ -148,6 +154,8 @@ class Learner:
                 one.load_state_dict(its)
         if self.critic:
             self.critic.load_state(state["critic"])
+        if self.teacher is not self.policy.model:
+            self.teacher.load_state_dict(state["teacher"])
 
     def _gradient_step(self, batch: Batch) -> dict[str, float]:
         for optimizer in self.optimizers:
@@ -167,13 +175,21 @@ class Learner:
     def _teacher_logprobs(self, groups: Sequence[Group], step: int) -> PerTurn | None:
         if not self.algorithm.needs.teacher_logprobs:
             return None
+        if self.teacher is not self.policy.model and step % self.algorithm.needs.teacher_steps == 0:
+            self.teacher.load_state_dict(self.policy.model.state_dict())
         places = [(trajectory, i) for group in groups for trajectory in group.trajectories
                   for i in range(len(trajectory.turns))]
         found = teacher_logprobs(
-            self.policy, [trajectory.turns[i] for trajectory, i in places],
+            replace(self.policy, model=self.teacher), [trajectory.turns[i] for trajectory, i in places],
             [self.algorithm.insertion(trajectory, i, step) for trajectory, i in places], self.temperature,
             max_tokens=self.settings.micro_batch_tokens, width=self.settings.row_tokens)
         return per_turn(groups, np.concatenate([*found, np.zeros(0, np.float32)]))
+
+    def _reference_scores(self, groups: Sequence[Group]) -> PerTurn | None:
+        if not self.algorithm.needs.reference_scores:
+            return None
+        batch = pack(groups, [[Credit.uniform(t, 0.0) for t in group.trajectories] for group in groups])
+        return per_turn(groups, self._reference_logprobs(batch)[batch.trained])
 
     def _reference_logprobs(self, batch: Batch) -> np.ndarray:
         scores = score_sequences(self.reference, batch.sequences(), self.temperature,
@@ -222,4 +238,4 @@ def _learning_rate_factor(step: int, optimizer: OptimizerSettings, total_steps: 
 
 
 def _global_counts(counts: Counts, device: torch.device) -> Counts:
-    return Counts(*sum_over_ranks(counts.tokens, counts.turns, counts.sequences, device=device))
+    return Counts(*sum_over_ranks(*astuple(counts), device=device))

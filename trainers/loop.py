@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
 
@@ -16,8 +17,8 @@ import torch
 import envs
 from agents.agent import ModelAgent
 from agents.models import Policy, load_policy
-from agents.rollout import Rollout, RolloutError, RolloutReport, derive_seed
-from agents.trajectory import Group
+from agents.rollout import Rollout, RolloutError, RolloutReport, Start, derive_seed
+from agents.trajectory import Group, Trajectory
 from agents.transformers_engine import TransformersEngine
 from envs.core import Task, TextEnv
 from trainers.batch import pack
@@ -87,9 +88,10 @@ def train(run: Run, display: Display) -> list[Evaluation]:
             for step in range(done + 1, config.run.steps + 1):
                 engine.load({}, version=step - 1)
                 groups, report, sampled = gather(config, rollout, agent, tasks, step)
+                continuations = branch(config, rollout, agent, groups, step, report)
                 with holding_interrupts():
                     began = time.perf_counter()
-                    scores = learner.score(groups)
+                    scores = replace(learner.score(groups, step - 1), continuations=continuations)
                     scored = time.perf_counter()
                     batch = pack(groups, algorithm.advantages(groups, scores, step - 1))
                     credited = time.perf_counter()
@@ -224,6 +226,25 @@ def gather(config: TrainConfig, rollout: Rollout, agent: ModelAgent, tasks: "Tas
         raise RolloutError("no episode has room for a response: raise rollout.max_context_tokens, or take a model that "
                            "reads longer prompts")
     return kept[:wanted], total, sampled
+
+
+def branch(config: TrainConfig, rollout: Rollout, agent: ModelAgent, groups: Sequence[Group], step: int,
+           report: RolloutReport) -> list[list[dict[int, Sequence[Trajectory]]]]:
+    """The episodes that go on from the algorithm's anchors, for each group and trajectory by turn (none
+    where they failed); what they cost is added to `report`."""
+    needs, found = config.algorithm.needs, [[{} for _ in group.trajectories] for group in groups]
+    if not needs.continuations:
+        return found
+    rng = np.random.default_rng(derive_seed(config.run.seed, "anchors", step))
+    places = [(g, i, turn) for g, group in enumerate(groups) for i, trajectory in enumerate(group.trajectories)
+              for turn in config.algorithm.anchors(trajectory, rng)]
+    starts = [Start(task=groups[g].task, turns=groups[g].trajectories[i].turns[:turn],
+                    max_turns=needs.continuation_turns) for g, i, turn in places]
+    branches, cost = rollout.branch(agent, starts, needs.continuations, derive_seed(config.run.seed, "branch", step))
+    report.add(cost)
+    for (g, i, turn), group in zip(places, branches):
+        found[g][i][turn] = group.trajectories if group else ()
+    return found
 
 
 class TaskSampler:

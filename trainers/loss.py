@@ -29,6 +29,10 @@ class Counts:
     """Turns with at least one trained token."""
     sequences: int
     """Sequences (trajectories) with at least one trained token."""
+    action_tokens: int = 0
+    """Trained tokens of executable actions."""
+    actions: int = 0
+    """Turns with at least one of those."""
 
 
 @dataclass(kw_only=True, eq=False)

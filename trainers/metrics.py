@@ -9,7 +9,8 @@ from agents.trajectory import Group
 
 
 def rollout_metrics(sampled: Sequence[Group], kept: int, report: RolloutReport) -> dict[str, float]:
-    """Means over all episodes sampled for a step (also those of groups that were not kept), and what they cost."""
+    """Means over all episodes sampled for a step (also those of groups that were not kept), and what they cost
+    together with what branched off them (`environment_steps`, `sampled_tokens`)."""
     trajectories = [trajectory for group in sampled for trajectory in group.trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     rewards = [t.reward for t in trajectories if t.reward is not None]
@@ -19,12 +20,13 @@ def rollout_metrics(sampled: Sequence[Group], kept: int, report: RolloutReport) 
         "reward": float(np.mean(rewards)) if rewards else 0.0,
         "unscorable": len(trajectories) - len(rewards),
         "turns": len(turns) / len(trajectories),
-        "response_tokens": report.sampled_tokens / len(trajectories),
+        "response_tokens": float(np.mean([t.response_length for t in trajectories])),
         "invalid_actions": float(np.mean([not turn.valid for turn in turns])) if turns else 0.0,
         "truncated": float(np.mean([t.truncated for t in trajectories])),
         "context_breaks": sum(t.context_breaks for t in trajectories),
         "groups_kept": kept, "groups_sampled": len(sampled), "dropped_groups": report.dropped_groups,
         "retries": report.retries, "failed_episodes": report.errors.total(),
-        "sampled_tokens": report.sampled_tokens, "tokens_per_second": report.sampled_tokens / max(report.seconds, 1e-9),
+        "environment_steps": report.turns, "sampled_tokens": report.sampled_tokens,
+        "tokens_per_second": report.sampled_tokens / max(report.seconds, 1e-9),
         "rollout_seconds": report.seconds, "environment_seconds": report.environment_seconds,
     }

@@ -41,11 +41,15 @@ def plan(config: TrainConfig) -> Iterator[tuple[str, str]]:
     head_size = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     cache = 2 * model.num_hidden_layers * heads * head_size * bytes_each
     activations = ACTIVATION_BYTES * bytes_each / 2 * model.hidden_size * model.num_hidden_layers
-    copies = 2 if config.algorithm.needs.reference_logprobs else 1
+    needs = config.algorithm.needs
+    others = {" and reference": needs.reference_logprobs, " and critic": needs.critic_network,
+              " and teacher": needs.teacher_logprobs and needs.teacher_steps > 1}
+    trained = 1 + needs.critic_network
     yield "parameters", f"{parameters / 1e6:,.1f} M ({config.model.dtype})"
     yield "context", f"{context} tokens, at most {rollout.max_response_tokens} in a response"
-    sizes = {"weights" + " and reference" * (copies - 1): copies * parameters * bytes_each,
-             "gradients and AdamW": 3 * parameters * bytes_each,
+    sizes = {"weights" + "".join(name for name, there in others.items() if there):
+             (1 + sum(others.values())) * parameters * bytes_each,
+             "gradients and AdamW": 3 * trained * parameters * bytes_each,
              "key-value cache (full)": rollout.concurrency * context * cache,
              "activations of a micro-batch": optimizer.micro_batch_tokens * activations}
     for name, size in sizes.items():

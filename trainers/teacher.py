@@ -24,6 +24,12 @@ class Insertion(NamedTuple):
     """Ends its last message."""
 
 
+def feedback(observation: str) -> Insertion:
+    """What the environment is about to answer, told in advance (the section's title is SERL's)."""
+    return Insertion(after=f"\n\nImmediate feedback from the current step:\n{observation}\n\n"
+                           "Take this feedback into account and solve the task.")
+
+
 def teacher_prompt(template: ChatTemplate, turn: Turn, insertion: Insertion, max_context: int) -> np.ndarray:
     """The prompt of a turn with the insertion in it, at most `max_context` tokens with the response.
     # int64 [prompt_length]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agents.agent import Response
-from agents.rollout import Rollout, RolloutError, RolloutReport, derive_seed
+from agents.rollout import Rollout, RolloutError, RolloutReport, Start, derive_seed
 from agents.trajectory import Status, Trajectory, Turn
 from tests.agents.episodes import tasks
 
@@ -255,3 +255,47 @@ def test_seeds_depend_on_every_part():
     seeds = {derive_seed(*parts) for parts in ((0, "a", 1), (0, "a", 2), (1, "a", 1), (0, "b", 1), (0, "a1"), (0, "a"))}
     assert len(seeds) == 6 and all(0 <= seed < 2**62 for seed in seeds)
     assert derive_seed(0, "a", 1) == derive_seed("0", "a", "1")
+
+
+def heard(script):
+    """What an agent is told of an episode."""
+    told = []
+
+    class Hearing(Script):
+        def start(self, env, observation, seed):
+            told.append([observation])
+            return self
+
+        def observe(self, response, observation):
+            told[-1].append((response.text, observation))
+    return Hearing(**vars(script)), told
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_episodes_branch_off_inside_another_and_go_on_as_it_would_have(counting, blocking):
+    counting.blocking = blocking
+    (whole,), _ = Rollout(counting).run(Script(says="+"), tasks(1), 1, seed=0)
+    first, second, _ = played = whole.trajectories[0].turns
+    agent, told = heard(Script(says="+"))
+    starts = [Start(task=whole.task, turns=played[:2]), Start(task=whole.task, turns=played[:1], max_turns=1)]
+    (near, cut), report = Rollout(counting, concurrency=1).branch(agent, starts, 2, seed=5)
+    for trajectory in near.trajectories:
+        assert trajectory.turns[:2] == [first, second] and trajectory.turns[2].observation == "3"
+        assert (trajectory.status, trajectory.success, trajectory.reward) == (Status.COMPLETED, True, 1.0)
+    for trajectory in cut.trajectories:  # one turn more, of the two that it would have needed
+        assert [turn.observation for turn in trajectory.turns] == ["1", "2"]
+        assert (trajectory.status, trajectory.success) == (Status.TRUNCATED_TURNS, False)
+    assert told[0] == ["0", ("+", "1"), ("+", "2"), ("+", "3")]
+    assert (report.episodes, report.turns, report.sampled_tokens, report.dropped_groups) == (4, 4, 8, 0)
+
+
+def test_a_start_whose_episodes_fail_has_none_and_the_others_stay(counting):
+    class Broken(counting):
+        def _step(self, action):
+            if self.task.key == "1" and action == "-":
+                raise OSError("broken")
+            return super()._step(action)
+    starts = [Start(task=task) for task in tasks(2)]
+    (group, nothing), report = Rollout(Broken, retries=0).branch(Script(says="-"), starts, 2, seed=0)
+    assert len(group.trajectories) == 2 and nothing is None
+    assert report.dropped_groups == 1 and report.errors == Counter({"error_environment:OSError": 1})

@@ -8,7 +8,7 @@ import torch
 from agents.rollout import RolloutError
 from tests.trainers.runs import Parity, Recorder, rows, small_config, weights
 from trainers import learner
-from trainers.algorithms import DAPO, GRPO, RLOO, RLOOpp
+from trainers.algorithms import DAPO, FACTOR, GRPO, PPO, RLOO, SERL, RLOOpp
 from trainers.config import TrainConfig
 from trainers.loop import check_device, train
 from trainers.plan import plan
@@ -25,6 +25,8 @@ SUM = "--algorithm.aggregation sequence_mean_token_sum_norm --algorithm.aggregat
 EVALUATE = "--evaluation.episodes 4"
 SAVE = "--run.steps 4 --run.save_every 1"
 OVERLONG = "--algorithm.overlong_length 11 --algorithm.overlong_buffer 8"
+HL_GAUSS = "--algorithm.critic.head hl_gauss --algorithm.critic.learning_rate 0.01"
+HINDSIGHT = "--algorithm.warmup_steps 0 --environment.options.turns 4 --run.steps 3 --optimizer.learning_rate 0.05"
 
 # setting: (another value, what shows it, the run in which it matters)
 SETTINGS = {
@@ -62,8 +64,8 @@ ALGORITHM = {
     "kl_coefficient": ("0.9", NUMBERS, KL), "kl_estimator": ("k2", NUMBERS, KL),
     "entropy_coefficient": ("0.5", NUMBERS, ""), "mask_truncated": ("true", NUMBERS, "--run.seed 2"),
 }
-GROUP = {"dual_clip": ("1.001", NUMBERS, OFF_POLICY), "ratio": ("sequence", NUMBERS, OFF_POLICY),
-         "normalise_by_std": ("false", NUMBERS, ""), "statistics_over": ("row", NUMBERS, "--run.steps 4")}
+RATIO = {"dual_clip": ("1.001", NUMBERS, OFF_POLICY), "ratio": ("sequence", NUMBERS, OFF_POLICY)}
+GROUP = RATIO | {"normalise_by_std": ("false", NUMBERS, ""), "statistics_over": ("row", NUMBERS, "--run.steps 4")}
 ALGORITHMS = {
     GRPO: ALGORITHM | GROUP,
     DAPO: ALGORITHM | GROUP | {
@@ -73,6 +75,26 @@ ALGORITHMS = {
     RLOO: ALGORITHM | {"ratio": ("token", REFUSED, ""), "dual_clip": ("3.0", REFUSED, "")},
     RLOOpp: ALGORITHM | {"ratio": ("token", REFUSED, ""), "dual_clip": ("3.0", REFUSED, ""),
                          "target_std": ("0.1", NUMBERS, "--optimizer.learning_rate 0.001")},
+    PPO: ALGORITHM | RATIO | {
+        "gae_over": ("turn", NUMBERS, ""), "discount": ("0.5", NUMBERS, ""), "gae_lambda": ("0.5", NUMBERS, ""),
+        "normalise_advantages": ("false", NUMBERS, ""), "critic.head": ("hl_gauss", NUMBERS, ""),
+        "critic.learning_rate": ("0.01", NUMBERS, ""), "critic.warmup_steps": ("1", NUMBERS, ""),
+        "critic.value_clip": ("0.001", NUMBERS, "--algorithm.critic.learning_rate 0.01 --optimizer.epochs 3"),
+        "critic.bins": ("11", NUMBERS, HL_GAUSS), "critic.lowest": ("-1.0", NUMBERS, HL_GAUSS),
+        "critic.highest": ("2.0", NUMBERS, HL_GAUSS), "critic.sigma": ("0.1", NUMBERS, HL_GAUSS)},
+    FACTOR: ALGORITHM | RATIO | {
+        "aggregation": ("token_mean", REFUSED, ""), "aggregation_length": ("9", REFUSED, ""),
+        "outcome": ("success", NUMBERS, ""), "baseline": ("none", NUMBERS, ""),
+        "warmup_steps": ("2", NUMBERS, HINDSIGHT), "decay_steps": ("3", NUMBERS, HINDSIGHT),
+        "allocation": ("0.1", NUMBERS, HINDSIGHT), "allocation_temperature": ("9.0", NUMBERS, HINDSIGHT),
+        "gap_clip": ("0.01", NUMBERS, HINDSIGHT), "teacher_kl_coefficient": ("0.1", NUMBERS, HINDSIGHT),
+        "continuations": ("2", NUMBERS, HINDSIGHT), "continuation_turns": ("1", NUMBERS, HINDSIGHT),
+        "value_head.width": ("16", NUMBERS, HINDSIGHT), "value_head.learning_rate": ("0.1", NUMBERS, HINDSIGHT),
+        "value_head.target_decay": ("0.1", NUMBERS, HINDSIGHT), "value_head.window": ("1", NUMBERS, HINDSIGHT),
+        "value_head.samples": ("1", NUMBERS, HINDSIGHT)},
+    SERL: ALGORITHM | GROUP | {
+        "mixing": ("0.1", NUMBERS, "--run.steps 3"), "decay_steps": ("2", NUMBERS, "--run.steps 3"),
+        "weight_clip": ("0.01", NUMBERS, "--run.steps 3"), "teacher_steps": ("1", NUMBERS, "--run.steps 3")},
 }
 CASES = [(GRPO, name, *case) for name, case in SETTINGS.items()] + [
     (algorithm, f"algorithm.{name}", *case) for algorithm, cases in ALGORITHMS.items() for name, case in cases.items()]

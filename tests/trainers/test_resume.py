@@ -30,6 +30,10 @@ VARIANTS = {
     "PPO": {"algorithm": {"name": "PPO", "critic": {"learning_rate": 1e-2, "warmup_steps": 2}},
             "optimizer": {"minibatches": 2}},
     "PPO, HL-Gauss": {"algorithm": {"name": "PPO", "gae_over": "turn", "critic": {"head": "hl_gauss"}}},
+    "FACTOR": {"algorithm": {"name": "FACTOR", "warmup_steps": 4, "decay_steps": 12,
+                             "value_head": {"learning_rate": 1e-2, "window": 3}},
+               "environment": {"options": {"turns": 4}}},
+    "SERL": {"algorithm": {"name": "SERL", "teacher_steps": 3, "decay_steps": 14}},
     "warm start": {"warm_start": {"steps": 3, "batch_size": 2}},
 }
 

@@ -6,6 +6,7 @@ import inspect
 import sys
 from types import ModuleType
 
+from trainers.algorithms.adrs import ADRS
 from trainers.algorithms.base import Algorithm, Needs, Scores
 from trainers.algorithms.dapo import DAPO
 from trainers.algorithms.factor import FACTOR
@@ -20,8 +21,8 @@ from trainers.algorithms.serl import SERL
 from trainers.algorithms.stamp import STAMP
 from trainers.settings import SettingsError
 
-__all__ = ["DAPO", "FACTOR", "GRPO", "PPO", "RLOO", "SERL", "STAMP", "Algorithm", "GiGPO", "Needs", "PlanPO", "RLOOpp",
-           "Scores", "find_algorithm"]
+__all__ = ["ADRS", "DAPO", "FACTOR", "GRPO", "PPO", "RLOO", "SERL", "STAMP", "Algorithm", "GiGPO", "Needs", "PlanPO",
+           "RLOOpp", "Scores", "find_algorithm"]
 
 
 def find_algorithm(name: str) -> type[Algorithm]:

@@ -41,10 +41,16 @@ class Needs:
 
     reference_logprobs: bool = False
     """`LossInput.reference_logprobs`: of the model that training started from."""
+    reference_scores: bool = False
+    """`Scores.reference_logprobs`, too; `reference_logprobs` must be set."""
     entropy: bool = False
     """`LossInput.entropy`, with gradient."""
+    critic_network: bool = False
+    """The critic has a network of its own, as large as the policy's."""
     teacher_logprobs: bool = False
     """`Scores.teacher_logprobs`."""
+    teacher_steps: int = 1
+    """Steps between copies of the policy's weights to the teacher."""
     continuations: int = 0
     """Episodes that go on from each anchor; `Scores.continuations`."""
     continuation_turns: int = 0
@@ -59,8 +65,10 @@ class Scores:
     """Of the state before each token; where the algorithm has a critic."""
     teacher_logprobs: PerTurn | None = None
     """Of the sampled tokens, by the policy that `Algorithm.insertion` told more."""
+    reference_logprobs: PerTurn | None = None
+    """Of the sampled tokens, by the model that training started from."""
     continuations: Sequence[Sequence[Mapping[int, Sequence[Trajectory]]]] | None = None
-    """For each group and trajectory, by turn: whole episodes that share what came before it."""
+    """By group, trajectory and anchor: whole episodes that share what came before it, none where they failed."""
 
 
 @settings

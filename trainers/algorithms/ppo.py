@@ -19,7 +19,7 @@ from pydantic import Field
 
 from agents.models import Policy
 from agents.trajectory import Group, Trajectory
-from trainers.algorithms.base import Algorithm, Scores
+from trainers.algorithms.base import Algorithm, Needs, Scores
 from trainers.credit import Credit, normalise
 from trainers.critic import CriticSettings, NetworkCritic
 from trainers.settings import settings
@@ -40,6 +40,10 @@ class PPO(Algorithm):
     normalise_advantages: bool = True
     """Shift and scale them over the tokens of the batch to mean 0 and standard deviation 1."""
     critic: CriticSettings = CriticSettings()
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, critic_network=True)
 
     @property
     def frozen_steps(self) -> int:

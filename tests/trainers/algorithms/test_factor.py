@@ -1,0 +1,348 @@
+"""FACTOR, and SERL beside it: actions share out the return, their tokens the action's credit; nothing is lost."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.trajectory import Group, Trajectory, Turn
+from tests.trainers.algorithms.groups import quickly, same
+from trainers.action_credit import choose_anchors, hindsight_weights, temporal_difference_credit
+from trainers.algorithms import FACTOR, GRPO, SERL, Scores
+from trainers.batch import pack
+from trainers.loss import LossInput, clipped_surrogate
+from trainers.settings import SettingsError, validate
+
+pytestmark = pytest.mark.filterwarnings("ignore:a group has one scorable trajectory")
+LATE = 20
+"""A step after the warm-up, at which hindsight still counts."""
+
+
+def played(reward, *spans, tokens=4, **fields):
+    """A trajectory of turns with 4 tokens of which `span` are the action."""
+    turns = [Turn(response_ids=range(tokens), prompt_ids=[9], action_span=span, logprobs=np.full(tokens, -1.0))
+             for span in spans]
+    return Trajectory(turns=turns, reward=reward, **fields)
+
+
+@st.composite
+def cases(draw):
+    """A group with random values and teacher log-probabilities."""
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    trajectories = [played(draw(st.sampled_from([0.0, 1.0, None])),
+                           *[tuple(sorted(rng.integers(0, 5, 2).tolist())) for _ in range(draw(st.integers(1, 6)))])
+                    for _ in range(draw(st.integers(2, 5)))]
+
+    def numbers(scale):
+        return [[[rng.normal(scale=scale, size=4).astype(np.float32) for _ in t.turns] for t in trajectories]]
+    return Group(trajectories=trajectories), Scores(values=numbers(2.0), teacher_logprobs=numbers(3.0))
+
+
+def actions(group, credits):
+    """(trajectory, turn, its action's advantages) of every action with tokens."""
+    return [(trajectory, turn, values[slice(*turn.action_span)].astype(float))
+            for trajectory, credit in zip(group.trajectories, credits) if not credit.excluded
+            for turn, values in zip(trajectory.turns, credit.advantages) if turn.action_span[0] < turn.action_span[1]]
+
+
+# Credit of actions
+
+def test_credit_worked_by_hand():
+    # b = .25, V = (unused), .5, .4, R = 1: .5 − .25, .4 − .5, 1 − .4; together 1 − .25.
+    assert temporal_difference_credit(np.array([9.0, 0.5, 0.4]), 1.0, 0.25) == pytest.approx([0.25, -0.1, 0.6])
+    assert temporal_difference_credit(np.array([9.0]), 1.0, 0.25) == pytest.approx([0.75])
+    assert temporal_difference_credit(np.zeros(0), 1.0, 0.25).tolist() == []
+
+
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=12), st.floats(-9, 9), st.floats(-9, 9))
+@quickly
+def test_f1_credits_sum_to_the_outcome_less_the_baseline_whatever_the_values(values, outcome, baseline):
+    credits = temporal_difference_credit(np.array(values), outcome, baseline)
+    assert len(credits) == len(values) and np.isfinite(credits).all()
+    assert credits.sum() == pytest.approx(outcome - baseline, abs=1e-9)
+
+
+@pytest.mark.parametrize("baseline", ["leave_one_out", "standardised", "none"])
+@given(case=cases(), step=st.sampled_from([0, 9, 10, LATE, 100]))
+@quickly
+def test_f1_the_mean_credits_of_a_trajectory_s_actions_sum_to_its_advantage(baseline, case, step):
+    group, scores = case
+    (credits,) = FACTOR(baseline=baseline).advantages([group], scores, step)
+    rewards = np.array([np.nan if t.reward is None else t.reward for t in group.trajectories])
+    known = rewards[~np.isnan(rewards)]
+    for i, (trajectory, credit) in enumerate(zip(group.trajectories, credits)):
+        assert credit.excluded == (trajectory.reward is None)
+        if credit.excluded or any(a == b for a, b in (turn.action_span for turn in trajectory.turns)):
+            continue
+        total = sum(v[slice(*turn.action_span)].astype(float).mean()
+                    for turn, v in zip(trajectory.turns, credit.advantages))
+        others = (known.sum() - rewards[i]) / (len(known) - 1) if len(known) > 1 else rewards[i]
+        spread = known.std()
+        whole = {"none": rewards[i], "leave_one_out": rewards[i] - others,
+                 "standardised": (rewards[i] - known.mean()) / (spread + 1e-8) if spread >= 1e-6 else 0.0}[baseline]
+        assert total == pytest.approx(whole, abs=1e-4)
+
+
+@given(case=cases(), step=st.integers(0, 9))
+@quickly
+def test_f9_in_the_warm_up_every_action_of_a_trajectory_has_the_same_credit(case, step):
+    group, scores = case
+    (credits,) = FACTOR().advantages([group], scores, step)
+    for trajectory in group.trajectories:
+        assert len({v for t, _, values in actions(group, credits) if t is trajectory for v in values.tolist()}) <= 1
+
+
+def test_f12_webshop_groups_of_equal_scores_have_credits_that_sum_to_zero_but_are_not_all_zero():
+    group = Group(trajectories=[played(0.5, (0, 2), (0, 2)) for _ in range(3)])
+    scores = Scores(values=[[[np.full(4, 0.3), np.full(4, 0.7)]] * 3])
+    (credits,) = FACTOR(baseline="standardised").advantages([group], scores, LATE)
+    for credit in credits:  # b = R = 0: .7 − 0 and 0 − .7
+        first, second = (values[:2].mean() for values in credit.advantages)
+        assert (first, second) == pytest.approx((0.7, -0.7))
+        assert credit.advantages[0][3] == 0.0
+
+
+@given(case=cases())
+@quickly
+def test_f13_scienceworld_failures_sum_to_zero(case):
+    group, scores = case
+    (credits,) = FACTOR(baseline="none").advantages([group], scores, LATE)
+    for trajectory, credit in zip(group.trajectories, credits):
+        if trajectory.reward == 0.0 and all(a < b for a, b in (turn.action_span for turn in trajectory.turns)):
+            assert sum(v[slice(*turn.action_span)].astype(float).mean() for turn, v in zip(
+                trajectory.turns, credit.advantages)) == pytest.approx(0.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("outcome, expected", [("reward", 0.25), ("success", 1.0), ("score", 0.5)])
+def test_the_outcome_is_the_return_or_what_the_environment_reports(outcome, expected):
+    group = Group(trajectories=[played(0.25, (0, 4), success=True, score=0.5)])
+    (credits,) = FACTOR(outcome=outcome, baseline="none").advantages([group], step=LATE)
+    assert credits[0].advantages[0].tolist() == [expected] * 4
+    assert FACTOR(outcome=outcome).reward(played(None, (0, 1), success=True)) is None
+
+
+# Allocation to tokens
+
+gaps = st.lists(st.floats(-20, 20), min_size=1, max_size=9)
+shares = st.floats(0, 0.9)
+
+
+def weights(gap, credit, share):
+    return hindsight_weights(np.array(gap), credit, share=share, clip=3.0, temperature=1.0)
+
+
+def test_weights_worked_by_hand():
+    # Gaps log 3 and 0: softmax 3/4, 1/4; share .5 of 2 tokens: .5 + .75, .5 + .25; for a negative credit the reverse.
+    assert weights([np.log(3), 0.0], 2.0, 0.5) == pytest.approx([1.25, 0.75])
+    assert weights([np.log(3), 0.0], -2.0, 0.5) == pytest.approx([0.75, 1.25])
+
+
+@given(gaps, st.sampled_from([-2.0, 0.5]), shares)
+@quickly
+def test_f2_weights_have_mean_one_and_a_floor(gap, credit, share):
+    found = weights(gap, credit, share)
+    assert found.mean() == pytest.approx(1.0)
+    assert (found >= 1 - share - 1e-9).all()
+
+
+@given(gaps, st.sampled_from([-2.0, 0.5]))
+@quickly
+def test_f5_without_a_share_every_token_counts_the_same(gap, credit):
+    assert (weights(gap, credit, 0.0) == 1.0).all()
+
+
+@given(gaps, shares)
+@quickly
+def test_a_credit_of_zero_is_shared_equally(gap, share):
+    assert weights(gap, 0.0, share) == pytest.approx(np.ones(len(gap)))
+
+
+@given(gaps, st.floats(0.1, 0.9))
+@quickly
+def test_f6_likelier_tokens_in_hindsight_carry_more_of_a_gain_and_less_of_a_loss(gap, share):
+    order = np.argsort(np.clip(gap, -3, 3), kind="stable")
+    assert (np.diff(weights(gap, 1.0, share)[order]) >= -1e-9).all()
+    assert (np.diff(weights(gap, -1.0, share)[order]) <= 1e-9).all()
+
+
+@given(gaps, st.sampled_from([-1.0, 1.0]), shares)
+@quickly
+def test_f7_no_weight_is_above_its_bound(gap, credit, share):
+    length, top = len(gap), np.exp(6.0)
+    assert weights(gap, credit, share).max() <= (1 - share) + share * length * top / (top + length - 1) + 1e-9
+
+
+@given(case=cases())
+@quickly
+def test_f3_tokens_have_the_sign_of_their_action_s_credit(case):
+    group, scores = case
+    (credits,) = FACTOR().advantages([group], scores, LATE)
+    for _, _, values in actions(group, credits):
+        assert len(set(np.sign(values))) == 1
+
+
+@given(case=cases(), step=st.sampled_from([0, LATE, 80]))
+@quickly
+def test_f11_other_tokens_have_the_advantage_of_the_trajectory_and_actions_their_own(case, step):
+    group, scores = case
+    (credits,) = FACTOR(baseline="none").advantages([group], scores, step)
+    for trajectory, credit in zip(group.trajectories, credits):
+        for turn, values in zip(trajectory.turns, credit.advantages):
+            if not credit.excluded:
+                outside = np.delete(values, range(*turn.action_span))
+                assert (outside == np.float32(trajectory.reward)).all()
+
+
+# 0.7 (1 − 11/50) = .546 and 0.7 (1 − 49/50) = .014, at the steps 11 and 49 counted from 1
+@pytest.mark.parametrize("step, share", [(0, 0), (9, 0), (10, 0.546), (48, 0.014), (49, 0), (500, 0)])
+def test_the_share_of_hindsight_decays(step, share):
+    assert FACTOR()._share(step) == pytest.approx(share)
+    assert (FACTOR().insertion(played(1.0, (0, 1)), 0, step) is None) == (step >= 49)
+
+
+# Anchors and value targets
+
+@given(st.integers(0, 40), st.integers(0, 99))
+@quickly
+def test_f10_anchors_are_none_the_middle_or_one_in_each_half(length, seed):
+    found = choose_anchors(length, np.random.default_rng(seed))
+    if length <= 1:
+        assert found == []
+    elif length < 4:
+        assert found == [1]
+    else:
+        assert 0 <= found[0] < length // 2 <= found[1] < length
+
+
+def test_the_value_target_is_the_mean_of_what_branched_off_or_the_episode_s_own_outcome():
+    group = Group(trajectories=[played(1.0, (0, 1), (0, 1), (0, 1)), played(0.0, (0, 1), (0, 1), (0, 1))])
+    branches = [played(1.0), played(0.0), played(0.0), played(None)]  # the unscorable one does not count
+    scores = Scores(continuations=[[{1: branches}, {2: []}]])
+    (first, second), = FACTOR().advantages([group], scores, 0)
+    assert first.extra["value_targets"][1].tolist() == pytest.approx([1 / 3, 0, 0, 0])
+    assert first.extra["value_weights"][1].tolist() == [1, 0, 0, 0]
+    assert second.extra["value_targets"][2].tolist() == [0, 0, 0, 0]
+    assert [turn.sum() for turn in second.extra["value_weights"]] == [0, 0, 1]
+    # Standardised: mean .5, std .5, so 1/3 is (1/3 − 1/2) / (1/2).
+    (first, second), = FACTOR(baseline="standardised").advantages([group], scores, 0)
+    assert first.extra["value_targets"][1][0] == pytest.approx(-1 / 3)
+    assert second.extra["value_targets"][2][0] == pytest.approx(-1.0)
+
+
+# The loss
+
+def loss_input(group, credits, noise=0.0, repeat=1):
+    """All of a group's tokens, each `repeat` times, with log-probabilities off by some noise."""
+    batch = pack([group], [credits])
+    at = np.flatnonzero(batch.trained)
+    jitter = noise * np.random.default_rng(0).normal(size=len(at))
+    at, jitter = np.repeat(at, repeat), np.repeat(jitter, repeat)
+    behaviour = torch.from_numpy(batch.behaviour_logprobs[at]).double()
+    counts = batch.counts
+    counts = type(counts)(tokens=counts.tokens * repeat, turns=counts.turns, sequences=counts.sequences,
+                          action_tokens=counts.action_tokens * repeat, actions=counts.actions)
+    return LossInput(
+        logprobs=(behaviour + torch.from_numpy(jitter)).requires_grad_(), behaviour_logprobs=behaviour, counts=counts,
+        advantages=torch.from_numpy(batch.advantages[at]).double(), turn_index=torch.from_numpy(batch.turn_index[at]),
+        trajectory_index=torch.from_numpy(batch.trajectory_index[at]),
+        action_mask=torch.from_numpy(batch.action_mask[at]),
+        extra={name: torch.from_numpy(values[at]).double() for name, values in batch.extra.items()})
+
+
+def plain(**options):
+    return FACTOR(baseline="none", teacher_kl_coefficient=0.0, **options)
+
+
+@given(case=cases())
+@quickly
+def test_f4_at_ratio_one_an_action_counts_its_credit_however_many_tokens_it_has(case):
+    group, scores = case
+    (credits,) = plain().advantages([group], scores, LATE)
+    if all(credit.excluded for credit in credits):
+        return
+    once, twice = (loss_input(group, credits, repeat=repeat) for repeat in (1, 2))
+    loss = plain().loss(once)[0]
+    means = [values.mean() for _, _, values in actions(group, credits)]
+    others = [value for trajectory, credit in zip(group.trajectories, credits) if not credit.excluded
+              for turn, values in zip(trajectory.turns, credit.advantages)
+              for value in np.delete(values, range(*turn.action_span))]
+    expected = -(np.mean(means) if means else 0.0) - (np.mean(others) if others else 0.0)
+    assert loss.item() == pytest.approx(expected, abs=1e-5)
+    assert plain().loss(twice)[0].item() == pytest.approx(loss.item(), abs=1e-6)
+
+
+def test_the_loss_worked_by_hand():
+    # Turns with actions of 1 and 3 of 4 tokens and the surrogates l: (l_0 + mean l_5..7)/2 + mean of l_1..3 and l_4.
+    group = Group(trajectories=[played(1.0, (0, 1), (1, 4))])
+    (credits,) = plain().advantages([group], None, LATE)
+    batch = loss_input(group, credits, noise=0.3)
+    per_token = clipped_surrogate(batch.logprobs, batch.behaviour_logprobs, batch.advantages)[0]
+    expected = (per_token[0] + per_token[5:8].mean()) / 2 + per_token[1:5].mean()
+    torch.testing.assert_close(plain().loss(batch)[0], expected)
+
+
+def test_the_mean_over_tokens_is_another_loss():
+    group = Group(trajectories=[played(1.0, (0, 1), (1, 4))])
+    scores = Scores(values=[[[np.full(4, 0.0), np.full(4, 0.9)]]])
+    (credits,) = plain().advantages([group], scores, LATE)
+    assert plain().loss(loss_input(group, credits))[0] != GRPO().loss(loss_input(group, credits))[0]
+
+
+def test_the_teacher_term_worked_by_hand():
+    # One action of two tokens, log π_T − log π_b = log 2 and −log 2 on policy: mean of 2 log 2 and −.5 log 2, times λ.
+    group = Group(trajectories=[played(0.0, (0, 2))])
+    teacher = np.array([-1 + np.log(2), -1 - np.log(2), 5.0, 5.0], np.float32)
+    scores = Scores(teacher_logprobs=[[[teacher]]])
+    factor, step = FACTOR(baseline="none", teacher_kl_coefficient=0.5), 24  # 25 of 50 steps: λ = .25
+    (credits,) = factor.advantages([group], scores, step)
+    batch = loss_input(group, credits)
+    loss, metrics = factor.loss(batch)
+    assert metrics["teacher_kl"].item() == pytest.approx(0.25 * (2 - 0.5) * np.log(2) / 2, rel=1e-5)
+    # Its gradient pulls towards the teacher: −λ w / tokens at the action's tokens, nothing elsewhere.
+    assert torch.autograd.grad(loss, batch.logprobs)[0].tolist() == pytest.approx([-0.25, -0.0625, 0, 0], rel=1e-5)
+
+
+def test_after_the_decay_there_is_no_teacher_term():
+    group = Group(trajectories=[played(0.0, (0, 2))])
+    (credits,) = FACTOR().advantages([group], Scores(teacher_logprobs=[[[np.zeros(4, np.float32)]]]), 49)
+    assert "teacher_kl" not in FACTOR().loss(loss_input(group, credits))[1]
+
+
+@pytest.mark.parametrize("data, message", [
+    ({"allocation": 1.0}, "allocation"), ({"aggregation": "token_mean"}, "aggregation"),
+    ({"baseline": "mean"}, "baseline"), ({"continuations": 0}, "continuations"), ({"gap_clip": 0}, "gap_clip"),
+    ({"value_head": {"target_decay": 1.0}}, "value_head.target_decay")])
+def test_settings_out_of_range_are_refused_by_name(data, message):
+    with pytest.raises(SettingsError, match=message):
+        validate(FACTOR, data)
+
+
+# SERL
+
+def test_serl_worked_by_hand():
+    # Rewards 1 and 0: A = ±.70711. λ = .5 · (1 − 25/50) = .25. Gaps .1 and 9 of a success: weights e^.1, 1.2 (clipped).
+    group = Group(trajectories=[played(1.0, (1, 3)), played(0.0, (1, 3))])
+    teacher = np.array([7.0, -0.9, 8.0, 7.0], np.float32)
+    (success, failure), = SERL().advantages([group], Scores(teacher_logprobs=[[[teacher], [teacher]]]), 24)
+    a = np.sqrt(0.5)
+    assert success.advantages[0] == pytest.approx([a, a * (0.75 + 0.25 * np.exp(0.1)), a * (0.75 + 0.25 * 1.2), a],
+                                                  rel=1e-4)
+    assert failure.advantages[0] == pytest.approx([-a, -a * (0.75 + 0.25 * np.exp(-0.1)), -a * (0.75 + 0.25 * 0.8), -a],
+                                                  rel=1e-4)
+
+
+@given(case=cases(), step=st.integers(0, 60))
+@quickly
+def test_serl_keeps_signs_touches_only_actions_and_is_grpo_without_mixing(case, step):
+    group, scores = case
+    base = GRPO().advantages([group])
+    credits = SERL().advantages([group], scores, step)
+    for trajectory, ours, theirs in zip(group.trajectories, credits[0], base[0]):
+        for turn, a, b in zip(trajectory.turns, ours.advantages, theirs.advantages):
+            inside = np.isin(np.arange(4), range(*turn.action_span))
+            assert (a[~inside] == b[~inside]).all() and (np.sign(a) == np.sign(b)).all()
+            assert (np.abs(a) <= 1.1 * np.abs(b) + 1e-6).all() and (np.abs(a) >= 0.9 * np.abs(b) - 1e-6).all()
+    assert same(SERL(mixing=0.0).advantages([group], scores, step), base)
+    assert same(SERL().advantages([group], scores, 49), base) and same(SERL().advantages([group], None, step), base)
+    assert not SERL(mixing=0.0).needs.teacher_logprobs
