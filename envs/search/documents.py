@@ -38,7 +38,8 @@ def without_accents(text: str) -> str:
 
 def read_document(row: Any) -> Document:
     """A document from a line of a corpus or a server's answer: `id` and Search-R1's `contents` (the title, perhaps in
-    quotes, a new line, the text), or `id`, `title` and `text`. Raises ValueError."""
+    quotes, a new line, the text; one line is a text without a title), or `id`, `title` and `text`. Raises
+    ValueError."""
     if not isinstance(row, dict):
         raise ValueError(f"a document is a JSON object, got {row!r:.100}")
     name = row.get("id")
@@ -52,6 +53,10 @@ def read_document(row: Any) -> Document:
         raise ValueError(f"document {name!r} needs a text in `contents`, or in `text` (and `title`); it has "
                          f"{', '.join(map(repr, row))}")
     if "text" in texts:
-        return Document(str(name), texts.get("title", "").strip(), texts["text"].strip())
-    title, _, text = texts["contents"].partition("\n")
-    return Document(str(name), title.strip().strip('"'), text.strip())
+        title, text = texts.get("title", ""), texts["text"]
+    else:
+        title, _, text = texts["contents"].strip().partition("\n")
+        title = title.strip().strip('"')
+        if not text or title != texts.get("title", title).strip():  # the first line is no title
+            title, text = texts.get("title", ""), texts["contents"]
+    return Document(str(name), title.strip(), text.strip())

@@ -40,6 +40,7 @@ class Relation(NamedTuple):
     """The tail's document states the fact too."""
 
 
+BESIDE = ("right before", "right after")
 RELATIONS = {
     "country": Relation("the country in which {} lies", ("in", "of")),
     "capital": Relation("the capital of {}", ("capital",), True),
@@ -48,8 +49,8 @@ RELATIONS = {
     "only user": Relation("the only country that uses {}", ("used only in",)),
     "language": Relation("the language spoken in {}", ("spoken",), True),
     "largest neighbour": Relation("the largest neighbouring country of {}", ("largest neighbour",)),
-    "next element": Relation("the element that comes right after {}", ("right before",), True),
-    "previous element": Relation("the element that comes right before {}", ("right after",), True),
+    "next element": Relation("the element that comes right after {}", BESIDE, True),
+    "previous element": Relation("the element that comes right before {}", BESIDE, True),
     "elevation": Relation("the elevation in feet of {}", ("feet",)),
     "IATA code": Relation("the IATA code of {}", ("IATA",)),
     "ICAO code": Relation("the ICAO code of {}", ("ICAO",)),

@@ -1,5 +1,6 @@
 """Finding documents: BM25 in this process, or a retrieval server that speaks Search-R1's protocol."""
 
+import hashlib
 import json
 import re
 import time
@@ -128,7 +129,8 @@ def _may_pass(error: BaseException) -> bool:
 
 def read_answer(answer: Any, source: str) -> list[Document]:
     """The documents in `{"result": [[{"document": {...}, "score": 1.0}, ...]]}`, or with the bare documents inside;
-    each has `id` and either `contents` or `title` and `text`. Raises RetrievalError that says what is wrong where."""
+    each has `contents`, or `title` and `text`, and an `id` or is named by a hash. Raises RetrievalError that says what
+    is wrong where."""
     result = answer.get("result") if isinstance(answer, dict) else None
     if not isinstance(result, list) or len(result) != 1 or not isinstance(result[0], list):
         raise RetrievalError(f'{source} must answer {{"result": [[...]]}} with one list for the one query, got '
@@ -136,6 +138,8 @@ def read_answer(answer: Any, source: str) -> list[Document]:
     documents = {}
     for place, item in enumerate(result[0], start=1):
         row = item.get("document", item) if isinstance(item, dict) else item
+        if isinstance(row, dict) and row.get("id") is None:  # Search-R1's web search has no ids
+            row = {**row, "id": hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:12]}
         try:
             document = read_document(row)
         except ValueError as error:

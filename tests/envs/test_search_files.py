@@ -73,11 +73,14 @@ def test_a_broken_document_is_named_by_file_and_line(tmp_path, row, message):
         read_corpus(path)
 
 
-def test_both_forms_of_a_document_are_read(tmp_path):
+def test_the_forms_of_a_document_are_read(tmp_path):
     first = b'\xef\xbb\xbf{"id": 0, "contents": "\\"A B\\"\\n text\\nmore "}'  # after a byte order mark
     path = write_lines(tmp_path / "c.jsonl", [first, b"", {"id": "x", "title": "T", "text": "text"},
-                                              {"id": "y", "text": "bare"}])
-    assert read_corpus(path) == [("0", "A B", "text\nmore"), ("x", "T", "text"), ("y", "", "bare")]
+                                              {"id": "y", "text": "bare"}, {"id": "z", "contents": "one line"},
+                                              {"id": "u", "title": "T", "contents": "T\na"},
+                                              {"id": "v", "title": "T", "contents": "a\nb"}])
+    assert read_corpus(path) == [("0", "A B", "text\nmore"), ("x", "T", "text"), ("y", "", "bare"),
+                                 ("z", "", "one line"), ("u", "T", "a"), ("v", "T", "a\nb")]
 
 
 @pytest.mark.parametrize("read", [read_questions, read_corpus])

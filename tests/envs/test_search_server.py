@@ -85,13 +85,20 @@ def test_an_answer_that_is_no_answer_is_an_error(body):
 
 
 @pytest.mark.parametrize("document", [
-    None, 1, "text", [], {}, {"id": "1"}, {"contents": "x"}, {"id": None, "contents": "x"}, {"id": "1", "contents": 5},
+    None, 1, "text", [], {}, {"id": "1"}, {"contents": None}, {"id": True, "contents": "x"}, {"id": "1", "contents": 5},
     {"id": 'a" b', "contents": "x"}, {"id": {}, "contents": "x"},
 ])
 def test_a_document_that_is_none_is_an_error_that_says_which(document):
     with serving(lambda *_: found([WIRE[0], document])) as server, \
             pytest.raises(RetrievalError, match="document 2 of the answer"):
         ask(server)
+
+
+def test_documents_without_ids_are_named_by_what_they_say():
+    with serving(lambda *_: found([{"contents": "A\nx"}, {"contents": "B\nx"}, {"contents": "A\nx"}])) as server:
+        one, other = ask(server)
+        assert (one.title, other.title) == ("A", "B")
+        assert one.id != other.id and len(one.id) == 12
 
 
 def test_no_documents_are_an_answer():
