@@ -10,8 +10,14 @@ ANSWER_TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | r
 HASHES = re.compile(r"^[ \t]*####([^\n]*)", re.MULTILINE)
 ANSWER_LINE = re.compile(r"\banswer\b[ \t*_]{0,4}(?:is\b|:|=)([^\n]*)", re.IGNORECASE)
 OR = re.compile(r"\bor\b", re.IGNORECASE)
+OR_FIRST = re.compile(r"\W*or\b", re.IGNORECASE)
+DOUBT = re.compile(r"\bor,?\s+(?:maybe|perhaps|possibly)\b((?:[^.!?\n]|\.(?=\d))*)", re.IGNORECASE)
+SENTENCE_END = re.compile(r"[.!?]\s|\n\s*\n")
 MAX_JOIN = 60
-"""Characters between two boxes beyond which an "or" no longer joins them."""
+"""Characters between two boxes within which any "or" joins them; further apart it must stand in their sentence."""
+MAX_HEDGE = 400
+"""Characters of such a sentence, and of the text behind the last box, in which a hedge is looked for."""
+
 
 
 def last_answer_tag(text: str) -> str | None:
@@ -78,17 +84,29 @@ def _closing_brace(text: str, start: int) -> int | None:
 
 
 def _last_of_spans(spans: list[tuple[int, int, str]], text: str) -> str | None:
-    """Content of the last span; None when it is empty, or joined by "or" to one of another value."""
+    """Content of the last span; None when it is empty, joined by "or" to one of another value, or followed by doubt
+    ("or maybe 7")."""
     if not spans:
         return None
     answer = spans[-1][2].strip()
+    others = [doubt.group(1) for doubt in DOUBT.finditer(text, spans[-1][1], spans[-1][1] + MAX_HEDGE)
+              if re.search(r"\d", doubt.group(1))]
     for (_, end, content), (start, _, _) in zip(spans[-2::-1], spans[:0:-1]):
-        between = " ".join(text[end:start].split())
-        if len(between) > MAX_JOIN or not OR.search(between):
+        if not _joins(text[end:start]):
             break
-        if content.strip() != answer and not same_answer(content, answer, lambda first, second: False):
-            return None
+        others.append(content)
+    if any(other.strip() != answer and not same_answer(other, answer, lambda first, second: False)
+           for other in others):
+        return None
     return answer or None
+
+
+def _joins(between: str) -> bool:
+    """Whether the text between two boxes makes them alternatives by an "or"."""
+    if len(" ".join(between.split())) <= MAX_JOIN:
+        return OR.search(between) is not None
+    *before, last = SENTENCE_END.split(between)
+    return len(last) <= MAX_HEDGE and (OR_FIRST.match(last) if before else OR.search(last)) is not None
 
 
 def _plain(line: str) -> str | None:

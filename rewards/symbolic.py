@@ -24,6 +24,11 @@ warnings.simplefilter("ignore")
 # Units and boxes are handled before; math-verify's own unit list would strip the variable of 12m.
 LATEX = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none"))]
+SERIES = (sympy.Sum, sympy.Product)
+INEQUALITIES = (sympy.Interval, sympy.Union, sympy.StrictLessThan, sympy.LessThan, sympy.StrictGreaterThan,
+                sympy.GreaterThan, sympy.Ne, sympy.And, sympy.Or)
+COUNTS = [sympy.Integer(n) for n in (1, 2, 3, 4, 6, 7, 9, 12)]
+"""Values of a variable that a sum or a product runs to."""
 POINTS = [sympy.Rational(*ratio) for ratio in
           ((7, 5), (-13, 11), (31, 7), (-2, 9), (5, 13), (-37, 10), (101, 17), (1, 19))]
 DIGITS = 50
@@ -47,6 +52,8 @@ def equal_expressions(gold: str, answer: str) -> bool:
         verdict = _same_values(gold_value, answer_value, gold, answer)
         if verdict is not None:
             return verdict
+    if _same_solutions(gold_value, answer_value):
+        return True
     relations = isinstance(gold_value, Relational | sympy.And), isinstance(answer_value, Relational | sympy.And)
     sets = isinstance(gold_value, sympy.Set) or isinstance(answer_value, sympy.Set)
     # math-verify would compare the right-hand side of an equation with a plain expression.
@@ -68,7 +75,21 @@ def _read(text: str) -> sympy.Basic | None:
     if not parsed or not isinstance(parsed[0], sympy.Basic | sympy.MatrixBase):
         return None
     exact = parsed[0].replace(lambda part: part.is_Float, lambda part: sympy.Rational(str(part)))
-    return exact.subs({symbol: sympy.I for symbol in exact.free_symbols if symbol.name == "i"})
+    exact = exact.subs({symbol: sympy.I for symbol in exact.free_symbols if symbol.name == "i"})
+    # Beside an i math-verify makes all symbols complex, and then n is not n.
+    return exact.xreplace({symbol: sympy.Symbol(symbol.name, real=True) for symbol in exact.atoms(sympy.Symbol)})
+
+
+def _same_solutions(gold: sympy.Basic, answer: sympy.Basic) -> bool:
+    """Whether two inequalities in one and the same variable, or one and an interval, describe one set of numbers."""
+    sides = gold, answer
+    if len(gold.free_symbols | answer.free_symbols) != 1 or not all(isinstance(side, INEQUALITIES) for side in sides):
+        return False
+    try:
+        first, second = (side if isinstance(side, sympy.Set) else side.as_set() for side in sides)
+    except NotImplementedError:  # sympy finds no solution
+        return False
+    return bool(first == second)
 
 
 def _same_values(gold: sympy.Expr, answer: sympy.Expr, gold_text: str, answer_text: str) -> bool | None:
@@ -85,9 +106,12 @@ def _same_values(gold: sympy.Expr, answer: sympy.Expr, gold_text: str, answer_te
 def values_agree(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
     """Whether two expressions have equal values wherever `gold` is real; None where that is nowhere to be seen."""
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    counted = {symbol for side in (gold, answer) for series in side.atoms(*SERIES)
+               for _, *ends in series.limits for end in ends for symbol in end.free_symbols}
     judged = 0
     for start in range(len(POINTS)):
-        point = {symbol: POINTS[(start + 3 * place) % len(POINTS)] + place for place, symbol in enumerate(symbols)}
+        point = {symbol: (COUNTS if symbol in counted else POINTS)[(start + 3 * place) % len(POINTS)] + place
+                 for place, symbol in enumerate(symbols)}
         gold_number, answer_number = _evaluate(gold.subs(point)), _evaluate(answer.subs(point))
         if gold_number is None or (_is_real_expression(gold) and not gold_number.is_real):
             continue
@@ -104,10 +128,11 @@ def _is_real_expression(expression: sympy.Expr) -> bool:
 def _evaluate(expression: sympy.Expr) -> sympy.Expr | None:
     """The number to DIGITS digits, or None where there is none."""
     try:
+        expression = expression.replace(lambda part: isinstance(part, SERIES), lambda part: part.doit())
         number = sympy.N(expression, DIGITS, strict=True)
     except PrecisionExhausted:
-        # Everything cancels, however many digits are taken: the value is zero.
-        return sympy.Integer(0)
+        # Everything cancels, however many digits are taken: the value is zero. A limit is only not found so.
+        return None if expression.has(*SERIES, sympy.Integral, sympy.Limit) else sympy.Integer(0)
     except (ArithmeticError, AttributeError, KeyError, NotImplementedError, TypeError, ValueError):
         return None
     real, imaginary = number.as_real_imag()

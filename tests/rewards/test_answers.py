@@ -22,6 +22,18 @@ from rewards import extract_answer
     ("work\n#### 1,234", "1,234"), ("Answer: **91**", "91"), ("**Answer:** 91", "91"), ("The answer is 42.", "42"),
     ("The final answer is: $x = 3$.", "$x = 3$"), ("Answer = -5", "-5"), ("The answer is 3.5. Good.", "3.5"),
     ("the answer eludes me", None),
+    # a hedge, however long
+    (r"\boxed{8}, if the first reading of the question is the one that was meant, or, if not, \boxed{9}", None),
+    (r"\boxed{5}. Or, if one counts the empty set as a subset too, which may well be meant here, \boxed{7}", None),
+    ("<answer>1</answer>, which is what the first of both equations gives us, or perhaps <answer>2</answer>", None),
+    (r"\boxed{8}" + " " * 1000 + r"or \boxed{9}", None), (r"\boxed{5} or maybe 7", None),
+    (r"\boxed{5}, as I found above by adding all of the numbers in the list together, or maybe 7", None),
+    (r"\boxed{5}. Or, perhaps, no. Or possibly $7$.", None), (r"\boxed{\frac12}, or perhaps 0.6.", None),
+    # an "or" that joins no answers
+    (r"\boxed{\frac12}, or possibly 0.5", r"\frac12"), (r"\boxed{5}, or maybe there is a simpler way", "5"),
+    (r"\boxed{120} minutes or 2 hours", "120"),
+    (r"\boxed{5}. Let me check by counting one or two of them again, which is easy. So it is \boxed{8}", "8"),
+    ("\\boxed{5}\n\nNow check whether the count includes one or both of its ends by going through: \\boxed{8}", "8"),
 ])
 def test_the_last_marked_answer_outside_the_reasoning_counts(text, answer):
     assert extract_answer(text) == answer
@@ -29,15 +41,16 @@ def test_the_last_marked_answer_outside_the_reasoning_counts(text, answer):
 
 @pytest.mark.parametrize("piece", ["<think>", "</think>", "<answer>", r"\boxed{", r"\boxed{}",
                                    r"\boxed{8} or \boxed{8.0} or ", "answer is ", "#### ", "answer ****",
-                                   "answer:" + " " * 50, "{", "\\"])
+                                   "answer:" + " " * 50, "{", "\\", r"\boxed{8}" + " or" * 40 + " ",
+                                   r"\boxed{8}, or maybe 7 ", r"\boxed{8}" + "\n" * 100, "or maybe ", "\n \n", ". "])
 def test_extraction_takes_time_in_proportion_to_the_text(piece):
-    begin = time.monotonic()
+    begin = time.process_time()
     extract_answer(piece * (300_000 // len(piece)))
-    assert time.monotonic() - begin < 10
+    assert time.process_time() - begin < 10
 
 
 @pytest.mark.parametrize("first", ["1" * 300_000, "1 " * 150_000, "{" * 300_000 + "}" * 300_000, "." * 300_000])
 def test_a_hedge_is_seen_in_bounded_time(first):
-    begin = time.monotonic()
+    begin = time.process_time()
     assert extract_answer(rf"\boxed{{{first}}} or \boxed{{8}}") is None
-    assert time.monotonic() - begin < 10
+    assert time.process_time() - begin < 10

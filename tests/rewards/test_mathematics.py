@@ -104,6 +104,26 @@ EQUAL = [
     (r"\tan^2 y+1", r"\sec^2 y"),
     ("x^2+2x+1", "(x+1)^2"),
     ("0", r"\sin^2 x + \cos^2 x - 1"),
+    ("x+2i", "2i+x"),
+    # inequalities that describe one set
+    ("|x|<2", "-2<x<2"),
+    ("-2<x<2", r"\left|x\right|<2"),
+    ("|x|<2", "(-2,2)"),
+    (r"[-3,3]", r"|x| \le 3"),
+    ("x^2<4", "|x|<2"),
+    ("|x-1|>3", "x<-2 or x>4"),
+    ("2x<4", "x<2"),
+    (r"x \ne 3", r"(-\infty,3)\cup(3,\infty)"),
+    # sums and products that run to a variable or to infinity
+    (r"\frac{n(n+1)}{2}", r"\sum_{i=1}^{n} i"),
+    (r"\sum_{i=1}^{n} i", "n(n+1)/2"),
+    (r"\sum_{k=1}^{n} k", r"\sum_{j=0}^{n} j"),
+    (r"\sum_{k=1}^{n} (2k-1)", "n^2"),
+    (r"\frac{1-r^{n+1}}{1-r}", r"\sum_{k=0}^{n} r^k"),
+    ("n!", r"\prod_{k=1}^{n} k"),
+    ("2^n", r"\sum_{k=0}^{n} \binom{n}{k}"),
+    (r"\frac{n}{n+1}", r"\sum_{k=1}^{n} \frac{1}{k(k+1)}"),
+    (r"\frac{\pi^2}{6}", r"\sum_{k=1}^{\infty} \frac{1}{k^2}"),
 ]
 
 DIFFERENT = [
@@ -172,6 +192,37 @@ DIFFERENT = [
     ("10^{-20}", "0"),
     ("e^{-100}", "0"),
     ("2/3", "0.666"),
+    # inequalities
+    ("|x|<2", r"|x| \le 2"),
+    ("|x|<2", "x<2"),
+    ("|x|<2", "|x|>2"),
+    ("|x|<2", "-2<y<2"),
+    ("|x|<2", "-2<x<3"),
+    ("|x|<2", "2"),
+    ("|x|<2", "x=2"),
+    ("|x-1|<2", "-2<x<2"),
+    ("|x|>2", "x>2"),
+    ("[-2,2]", "|x|<2"),
+    ("(-2,2)", r"|x| \le 2"),
+    ("x^2<4", "x<2"),
+    ("x<2 or x>3", "2<x<3"),
+    (r"x \ne 3", "x>3"),
+    # sums
+    (r"\frac{n(n+1)}{2}", r"\sum_{i=1}^{n-1} i"),
+    (r"\frac{n(n+1)}{2}", r"\sum_{i=0}^{n+1} i"),
+    (r"\frac{n(n+1)}{2}", r"\sum_{i=1}^{n} i^2"),
+    (r"\frac{m(m+1)}{2}", r"\sum_{i=1}^{n} i"),
+    ("n^2", r"\sum_{k=1}^{n} k"),
+    ("n", r"\sum_{i=1}^{n} i"),
+    ("n!", r"\prod_{k=1}^{n-1} k"),
+    ("2^n", r"\sum_{k=1}^{n} \binom{n}{k}"),
+    (r"\frac{1}{1-r}", r"\sum_{k=0}^{n} r^k"),
+    ("55", r"\sum_{i=1}^{n} i"),
+    ("0", r"\sum_{k=1}^{\infty} \frac{1}{k^2}"),
+    ("1", r"\sum_{k=1}^{\infty} \frac{1}{k}"),
+    # i
+    ("x+2i", "x-2i"),
+    ("x", "x+i"),
 ]
 
 
