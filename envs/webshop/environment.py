@@ -86,9 +86,7 @@ class WebShop(TextEnv):
         self.catalogue = _load(*self._source)
 
     def tasks(self, split: str) -> Sequence[Task]:
-        count = len(self.catalogue.goals)
-        test, heldout = min(TEST, count // 10), min(HELDOUT, count // 5)
-        sessions = {"test": range(test), "heldout": range(test, test + heldout), "train": range(test + heldout, count)}
+        sessions = split_sessions(len(self.catalogue.goals))
         if split not in sessions:
             raise ValueError(f"WebShop has the splits {', '.join(sessions)}, not {split!r}")
         return LazyTasks(len(sessions[split]), lambda i: replace(self.session_task(sessions[split][i]), split=split))
@@ -186,6 +184,12 @@ class WebShop(TextEnv):
         if self.title_nouns == "spacy" and item["title_nouns"] is None:
             item["title_nouns"] = tagged_nouns(item["name"])
         return item
+
+
+def split_sessions(count: int) -> dict[str, range]:
+    """The session numbers of each split, of `count` sessions."""
+    test, heldout = min(TEST, count // 10), min(HELDOUT, count // 5)
+    return {"test": range(test), "heldout": range(test, test + heldout), "train": range(test + heldout, count)}
 
 
 def _source(size: int | None, products: str | None, attributes: str | None, instructions: str | None,

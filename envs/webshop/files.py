@@ -83,8 +83,8 @@ def _load(path: str, kind: type) -> Any:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise OSError(error.errno, f"the WebShop file cannot be read ({error.strerror}): give the path of the original's "
-                      "file, or no path to play in the generated catalogue", path) from error
+        raise OSError(error.errno, f"the WebShop file cannot be read ({error.strerror}): give the path of the "
+                      "original's file, or no path to play in the generated catalogue", path) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not JSON (cut off while it was copied?): {error}") from error
     if not isinstance(data, kind):
@@ -118,7 +118,7 @@ def _texts(entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
     values = entry[key]
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise TypeError(f"{key!r} is {values!r}, not a list of texts")
-    return tuple(values)
+    return tuple(map(clean_text, values))
 
 
 def _product(entry: Mapping[str, Any]) -> Product:

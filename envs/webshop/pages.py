@@ -4,6 +4,7 @@
 click. The three renderings say the same: plain text, text with marked buttons, HTML.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from html import escape
@@ -80,8 +81,8 @@ class Page:
 def option_labels(product: Product, *, show_attributes: bool = False) -> dict[tuple[str, str], str]:
     """What is clicked for each (group, value): the value, or "group: value" where the page has another such button."""
     taken = {text.lower() for text in ("Back to Search", "< Prev", "Buy Now", *_sub_pages(show_attributes))}
-    values = [value for group in product.options.values() for value in group]
-    return {(group, value): value if values.count(value) == 1 and value not in taken else f"{group}: {value}"
+    groups_with = Counter(value for values in product.options.values() for value in values)
+    return {(group, value): value if groups_with[value] == 1 and value not in taken else f"{group}: {value}"
             for group, values_of_group in product.options.items() for value in values_of_group}
 
 

@@ -40,7 +40,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "letters": ("size", ("xs", "s", "m", "l", "xl", "xxl")),
     "shoe": ("size", ("5", "6", "7", "8", "9", "10", "11", "12")),
     "width": ("width", ("narrow", "regular", "wide")),
-    "length": ("length", ("3 feet", "6 feet", "10 feet", "15 feet")),
+    "length": ("length", ("3 feet", "6 feet", "10 feet", "25 feet")),
     "storage": ("capacity", ("16 gb", "32 gb", "64 gb", "128 gb")),
     "plug": ("plug", ("us", "uk", "eu", "au")),
     "volume": ("size", ("8 oz", "16 oz", "32 oz", "64 oz")),
@@ -51,7 +51,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "scent": ("scent", ("lavender", "eucalyptus", "citrus", "rose", "sandalwood", "unscented")),
     "flavor": ("flavor", ("vanilla", "chocolate", "strawberry", "honey", "cinnamon", "ginger", "lemon")),
     "pattern": ("pattern", ("solid", "striped", "floral", "plaid", "polka dot")),
-    "weight": ("weight", ("5 lb", "12 lb", "20 lb", "45 lb")),
+    "weight": ("weight", ("5 lb", "12 lb", "20 lb", "30 lb")),
     "pet": ("pet size", ("toy", "little", "middling", "giant")),
 }
 """By name: what the page calls the group, and its values."""
