@@ -76,7 +76,9 @@ class SkillShaping(Modifier):
 
     @property
     def needs(self) -> Needs:
-        return replace(super().needs, teacher_logprobs=True, reference_scores=self.gate == "L1")
+        needs, reference = super().needs, self.gate == "L1"
+        return replace(needs, teacher_logprobs=True, reference_scores=reference,
+                       reference_logprobs=needs.reference_logprobs or reference)
 
     def active(self, step: int) -> bool:
         """Whether there is a signal in a step, counted from 0."""
