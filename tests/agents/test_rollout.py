@@ -280,7 +280,7 @@ def test_episodes_branch_off_inside_another_and_go_on_as_it_would_have(counting,
     starts = [Start(task=whole.task, turns=played[:2]), Start(task=whole.task, turns=played[:1], max_turns=1)]
     (near, cut), report = Rollout(counting, concurrency=1).branch(agent, starts, 2, seed=5)
     for trajectory in near.trajectories:
-        assert trajectory.turns[:2] == [first, second] and trajectory.turns[2].observation == "3"
+        assert list(trajectory.turns[:2]) == [first, second] and trajectory.turns[2].observation == "3"
         assert (trajectory.status, trajectory.success, trajectory.reward) == (Status.COMPLETED, True, 1.0)
     for trajectory in cut.trajectories:  # one turn more, of the two that it would have needed
         assert [turn.observation for turn in trajectory.turns] == ["1", "2"]

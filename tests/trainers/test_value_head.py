@@ -1,5 +1,7 @@
 """The value head: it reads the policy's states, learns from the last few steps' targets, and changes nothing else."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -86,7 +88,7 @@ def test_without_any_target_nothing_is_learnt_and_remembered_ones_go_on(policy):
 def test_it_goes_on_from_its_state(policy):
     ours, theirs = head_of(policy), head_of(policy)
     ours.update(targets(some_group()), np.random.default_rng(0))
-    theirs.load_state(ours.state())
+    theirs.load_state(copy.deepcopy(ours.state()))
     for critic in (ours, theirs):
         critic.update(targets(some_group(), 0.5), np.random.default_rng(1))
     assert all(torch.equal(a, b) for a, b in zip(ours.target.parameters(), theirs.target.parameters()))

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from agents.trajectory import Group, Trajectory, Turn
 from tests.trainers.algorithms.groups import quickly, same
+from tests.trainers.runs import rows, start
 from trainers.action_credit import choose_anchors, hindsight_weights, temporal_difference_credit
-from trainers.algorithms import FACTOR, GRPO, SERL, Scores
+from trainers.algorithms import FACTOR, GRPO, RLOO, SERL, Scores
 from trainers.batch import pack
 from trainers.loss import LossInput, clipped_surrogate
 from trainers.settings import SettingsError, validate
@@ -230,6 +231,23 @@ def test_the_value_target_is_the_mean_of_what_branched_off_or_the_episode_s_own_
     assert second.extra["value_targets"][2][0] == pytest.approx(-1.0)
 
 
+def test_continuations_cost_steps_and_tokens_and_are_not_trained_on(tmp_path):
+    # 8 episodes of 4 turns; from each 2 anchors, in 0..1 and in 2..3, 4 episodes that play the 4 − anchor turns left.
+    options = {"environment": {"options": {"turns": 4}}, "run": {"steps": 2, "log_trajectories": 1000}}
+    start(tmp_path / "factor", algorithm={"name": "FACTOR"}, **options)
+    start(tmp_path / "plain", algorithm={"name": "RLOO"}, **options)
+    for row, plain_row in zip(rows(tmp_path / "factor"), rows(tmp_path / "plain")):
+        assert plain_row["environment_steps"] == 8 * plain_row["turns"]
+        assert row["environment_steps"] > 8 * row["turns"]
+        assert row["sampled_tokens"] > 8 * row["response_tokens"] and row["critic_loss"] >= 0
+        if row["turns"] == 4 and row["truncated"] == 0:
+            assert 8 * (4 + 4 * (3 + 1)) <= row["environment_steps"] <= 8 * (4 + 4 * (4 + 2))
+    assert len(rows(tmp_path / "factor", "trajectories")) == len(rows(tmp_path / "plain", "trajectories")) == 16
+    # Step 1 starts from the same policy and seeds: what branches off leaves the episodes as they were.
+    assert [row["sequences"] for row in rows(tmp_path / "factor", "trajectories")[:8]] \
+        == [row["sequences"] for row in rows(tmp_path / "plain", "trajectories")[:8]]
+
+
 # The loss
 
 def loss_input(group, credits, noise=0.0, repeat=1):
@@ -280,6 +298,11 @@ def test_the_loss_worked_by_hand():
     per_token = clipped_surrogate(batch.logprobs, batch.behaviour_logprobs, batch.advantages)[0]
     expected = (per_token[0] + per_token[5:8].mean()) / 2 + per_token[1:5].mean()
     torch.testing.assert_close(plain().loss(batch)[0], expected)
+
+
+def test_one_turn_in_the_warm_up_is_rloo_bit_for_bit():
+    group = Group(trajectories=[played(reward, (0, 4)) for reward in (1.0, 0.0, 0.3, None)])
+    assert same(FACTOR().advantages([group], None, 0), RLOO().advantages([group]))
 
 
 def test_the_mean_over_tokens_is_another_loss():
