@@ -21,8 +21,8 @@ HITS = 50
 SHUFFLE_SEED = 233
 NO_LIMIT = 1_000_000.0
 """The price limit of a goal that names none."""
-LONGEST_QUERY = 64
-"""Words of a search that count."""
+LONGEST_QUERY = 500
+"""Characters of a search that count."""
 # Lucene's English analyser and the two weights of the original's search.
 K1, B = 0.9, 0.4
 STOP_WORDS = frozenset({
@@ -115,7 +115,7 @@ class Catalogue:
     def search(self, keywords: str) -> tuple[int, ...]:
         """Places in `products` of at most `HITS` products that share a word with `keywords`, the best first by BM25;
         equally good ones in the catalogue's order."""
-        words = [word for word in _words(keywords)[:LONGEST_QUERY] if word in self._engine.vocab_dict]
+        words = [word for word in _words(keywords[:LONGEST_QUERY]) if word in self._engine.vocab_dict]
         if not words:
             return ()
         # Rounded, so that the last digit of another machine's floats does not change the order.
