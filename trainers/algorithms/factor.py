@@ -46,6 +46,8 @@ class FACTOR(Algorithm):
 
     aggregation: Literal["turn_mean_token_mean"] = "turn_mean_token_mean"
     """Of the actions' tokens; the others always count one by one."""
+    aggregation_length: None = None
+    """Of another aggregation."""
     outcome: Literal["reward", "success", "score"] = "reward"
     """R: the return, or what the environment reports at the end."""
     baseline: Literal["leave_one_out", "standardised", "none"] = "leave_one_out"
