@@ -8,6 +8,8 @@ from trainers.algorithms.modifier import compose
 from trainers.config import build_config, config_dict
 from trainers.settings import SettingsError, settings
 
+pytestmark = pytest.mark.filterwarnings("ignore:a task of this environment has no evidence graph")
+
 
 @settings
 class Mine(GRPO):
@@ -49,5 +51,5 @@ def test_what_cannot_be_composed_is_named(name, message):
 
 
 def test_an_unknown_setting_of_a_composed_algorithm_names_the_nearest():
-    with pytest.raises(SettingsError, match="the nearest is 'algorithm.unit_credit'"):
+    with pytest.raises(SettingsError, match=r"the nearest is 'algorithm\.unit_credit'"):
         build_config({"algorithm": {"name": "STAMP+GiGPO", "unit_credt": 0.1}})
