@@ -105,8 +105,9 @@ def test_score_rewards_add_up_to_the_points_gained_and_a_penalty_is_configurable
     env.close()
 
 
-ODD = ["", "   ", "look " * 2000, "open door then go north", "go\nnorth", "🚪🔑 go", "e\u0301\u0302\u0303 go", "go\x00north",
-       "go \ud800 north", "search[", "click[a] click[b]", "reset task", "Reset  the\nTASK", "9", "(" * 250, "\\", "\"'`"]
+ODD = ["", "   ", "look " * 2000, "open door then go north", "go\nnorth", "🚪🔑 go", "e\u0301\u0302\u0303 go",
+       "go\x00north", "go \ud800 north", "search[", "click[a] click[b]", "reset task", "Reset  the\nTASK", "9",
+       "(" * 250, "\\", "\"'`"]
 
 
 def test_odd_text_is_an_invalid_turn_that_changes_nothing(env):
