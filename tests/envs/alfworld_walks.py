@@ -17,7 +17,6 @@ from envs.alfworld_plan import plan
 from envs.alfworld_world import Game, World
 
 RECORD = Path(__file__).with_name("alfworld_walks.jsonl")
-RANDOM_STEPS = 60
 
 
 def numbered_game(number: int) -> Game:
@@ -55,7 +54,7 @@ def odd_game(game: Game, rng: np.random.Generator) -> Game:
     return replace(game, facts={name: frozenset(rows) for name, rows in facts.items() if rows})
 
 
-def commands(game: Game, number: int):
+def commands(game: Game, number: int, random_steps: int):
     """A solution where one is known, then random actions: every verb as likely as the others, those that change nothing
     less so, some of them impossible.
 
@@ -69,7 +68,7 @@ def commands(game: Game, number: int):
     for command in solution:
         yield command
     possible = yield "look"
-    for _ in range(RANDOM_STEPS):
+    for _ in range(random_steps):
         verbs = defaultdict(list)
         for command in sorted(possible):
             verbs[command.split()[0]].append(command)
@@ -86,9 +85,9 @@ def digest(engine: World, text: str) -> str:
     return hashlib.sha256(json.dumps([text, list(engine.actions), bool(engine.won)]).encode()).hexdigest()[:12]
 
 
-def walk(engine, first_text: str, game: Game, number: int) -> list[tuple[str, str]]:
+def walk(engine, first_text: str, game: Game, number: int, random_steps: int = 60) -> list[tuple[str, str]]:
     """Play `commands` on an engine: every command with the digest of what followed."""
-    rows, steps = [("", digest(engine, first_text))], commands(game, number)
+    rows, steps = [("", digest(engine, first_text))], commands(game, number, random_steps)
     command = next(steps)
     while True:
         rows.append((command, digest(engine, engine.act(command))))

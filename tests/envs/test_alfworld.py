@@ -229,7 +229,7 @@ def test_random_and_silent_agents_hardly_ever_succeed(env):
 
 
 def test_every_property_of_an_environment_holds():
-    results = envs.check_text_env(ID, episodes=10)
+    results = envs.check_text_env(ID, episodes=4)
     assert not [result for result in results if not result.ok or result.skipped]
 
 
