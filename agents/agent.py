@@ -8,7 +8,7 @@ import numpy as np
 from agents.context import ChatTemplate, Context
 from agents.engine import Engine, Request
 from agents.models import Policy
-from envs.core import TextEnv
+from envs.core import Mistake, TextEnv
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -21,6 +21,7 @@ class Response:
     logprobs: np.ndarray
     finish_reason: str = "stop"
     weight_version: int = 0
+    imitate: bool = True
 
 
 class Actor(Protocol):
@@ -120,7 +121,8 @@ class ScriptedActor:
         text = self._text()
         ids = self._template.response_ids(text) if self._template else np.zeros(0, np.int64)
         prompt_ids = self._context.prompt_ids if self._context else np.zeros(0, np.int64)
-        return Response(text=text, prompt_ids=prompt_ids, response_ids=ids, logprobs=np.zeros(len(ids), np.float32))
+        return Response(text=text, prompt_ids=prompt_ids, response_ids=ids, logprobs=np.zeros(len(ids), np.float32),
+                        imitate=not isinstance(text, Mistake))
 
     def observe(self, response: Response, observation: str) -> None:
         if self._context:

@@ -284,7 +284,7 @@ def _turn(agent: Agent, response: Response, span: ActionSpan, observation: str, 
     return Turn(
         prompt_ids=response.prompt_ids, response_ids=ids, logprobs=response.logprobs,
         weight_version=response.weight_version, finish_reason=response.finish_reason, text=response.text,
-        action=span.text, action_span=action_span,
+        action=span.text, action_span=action_span, imitate=response.imitate,
         observation=observation, reward=reward, state_key=state_key, valid=info["valid"], info=info)
 
 

@@ -38,11 +38,13 @@ def make_tiny_policy(env: TextEnv, texts: Iterable[str], *, vocabulary: int = 51
 def tiny_config(vocabulary: int, hidden_size: int, layers: int, max_context: int = 1024) -> LlamaConfig:
     """The architecture of a tiny policy.
 
-    Small heads and weights of unit gain are meant to help copying, the first thing that it must learn.
+    Small heads, weights of unit gain and fast rotary frequencies are meant to help copying, the first thing that it
+    must learn: what to copy is found by what stands beside it.
     """
     return LlamaConfig(
         vocab_size=vocabulary, hidden_size=hidden_size, intermediate_size=hidden_size * 8 // 3 // 16 * 16,
         num_hidden_layers=layers, num_attention_heads=max(1, hidden_size // 16), max_position_embeddings=max_context,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         initializer_range=hidden_size**-0.5, tie_word_embeddings=True, bos_token_id=None, attention_dropout=0.0)
 
 

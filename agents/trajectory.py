@@ -61,6 +61,8 @@ class Turn:
     """What the environment's `step` received."""
     action_span: tuple[int, int] = (0, 0)
     """The response tokens [start, end) that are the executable action; empty where there was none."""
+    imitate: bool = True
+    """Supervised fine-tuning learns the whole response; false for an `envs.Mistake` of a demonstration."""
     observation: str = ""
     """What the environment answered."""
     reward: float = 0.0

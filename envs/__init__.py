@@ -3,10 +3,21 @@
 import gymnasium
 
 from envs.checking import CheckResult, check_text_env
-from envs.core import ActionSpan, LazyTasks, Outcome, SingleTurnEnv, Snapshot, Task, TextEnv, make, panel_sha256
+from envs.core import (
+    ActionSpan,
+    LazyTasks,
+    Mistake,
+    Outcome,
+    SingleTurnEnv,
+    Snapshot,
+    Task,
+    TextEnv,
+    make,
+    panel_sha256,
+)
 
-__all__ = ["ActionSpan", "CheckResult", "LazyTasks", "Outcome", "SingleTurnEnv", "Snapshot", "Task", "TextEnv",
-           "check_text_env", "make", "panel_sha256"]
+__all__ = ["ActionSpan", "CheckResult", "LazyTasks", "Mistake", "Outcome", "SingleTurnEnv", "Snapshot", "Task",
+           "TextEnv", "check_text_env", "make", "panel_sha256"]
 
 gymnasium.register("turngym/Countdown-v0", entry_point="envs.countdown:Countdown", disable_env_checker=True,
                    order_enforce=False)

@@ -112,6 +112,11 @@ class Snapshot:
     """An engine's own copied state; None means: reset and replay the actions."""
 
 
+class Mistake(str):
+    """A response of `gold` that goes wrong, to show how to go on after it. It is played, but supervised fine-tuning
+    learns only its first token, which says what kind of action it is."""
+
+
 class TextSpace(spaces.Text):
     """Any text up to `max_length` characters (Gymnasium's own Text knows no space, newline or accent)."""
 
@@ -211,7 +216,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def gold(self, rng: np.random.Generator) -> list[str]:
         """Responses that solve the current task from its start; `rng` may vary the way. Used for reference rows and
-        supervised data. Raises LookupError where no solution is known."""
+        supervised data, which learns all but what a `Mistake` says. Raises LookupError where no solution is known."""
         raise LookupError(f"{type(self).__name__} has no gold solution")
 
     def random_action(self, rng: np.random.Generator) -> str:

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from envs.core import LazyTasks, Outcome, Task, TextEnv
+from envs.core import LazyTasks, Mistake, Outcome, Task, TextEnv
 from envs.countdown_problems import Limits, Problem, pick, random_expression, reserved_problems, training_problem
 from envs.countdown_solver import solve
 from rewards.countdown import calculate, score_countdown
 from rewards.tags import last_block
 
 TRAINING_SIZE = 1_000_000
+RESERVED_SIZES = {"heldout": 1024, "test": 50}
 RULES = "Make the target from the numbers with + - * / and parentheses. Use every number exactly once. "
 WITH_TOOL = ("Reply <tool>expression</tool> to calculate; you get <obs>value</obs>. "
              "Finish with <answer>expression</answer>.")
@@ -23,7 +24,8 @@ class Countdown(TextEnv):
 
     After `tool_rounds` responses one more is left: only a right answer there succeeds, anything else is truncated.
     Without the tool there is one response, which ends the episode whatever it holds. The splits are `train` (1,000,000,
-    made on demand), `heldout` (1,024) and `test` (50); no problem of one is in another.
+    made on demand), `heldout` (1,024) and `test` (50). A problem's key decides its split: whatever the options, no
+    problem of one is in another.
     """
 
     action_tags = ("tool", "answer")
@@ -47,9 +49,10 @@ class Countdown(TextEnv):
     def tasks(self, split: str) -> Sequence[Task]:
         if split == "train":
             return LazyTasks(TRAINING_SIZE, lambda i: self._task(training_problem(self.limits, i), split))
-        if split not in ("heldout", "test"):
+        if split not in RESERVED_SIZES:
             raise ValueError(f"Countdown has no split {split!r}; it has 'train', 'heldout' and 'test'")
-        return [self._task(problem, split) for problem, s in reserved_problems(self.limits).items() if s == split]
+        problems = reserved_problems(self.limits, split, RESERVED_SIZES[split])
+        return [self._task(problem, split) for problem in problems]
 
     def _task(self, problem: Problem, split: str) -> Task:
         return Task(key=problem.key, split=split, env_id=self.env_id, family=f"{len(problem.numbers)} numbers",
@@ -76,7 +79,7 @@ class Countdown(TextEnv):
         """With the tool: some different wrong tries, the solution as a try, the solution; `rng` varies all of them.
 
         There are k wrong tries with probability 2^-(k+1), at most `demonstration_tries`. Each is an expression of all
-        the numbers that would solve the problem for another target.
+        the numbers that would solve the problem for another target, and a `Mistake`.
         """
         solution = solve([self.numbers[i] for i in rng.permutation(len(self.numbers))], self.target)
         if solution is None:
@@ -92,7 +95,7 @@ class Countdown(TextEnv):
             expression = random_expression(rng, self.numbers)
             if expression.value != self.target and self.limits.allow(expression.value):
                 tries[expression.text] = None
-        return [f"<tool>{text}</tool>" for text in [*tries, solution]] + [answer]
+        return [*(Mistake(f"<tool>{text}</tool>") for text in tries), f"<tool>{solution}</tool>", answer]
 
     def random_action(self, rng: np.random.Generator) -> str:
         tag = pick(rng, self.action_tags) if self.tool else "answer"

@@ -8,7 +8,6 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple, Protocol, TypeVar
 
-HELDOUT_SIZE, TEST_SIZE = 1024, 50
 MAX_DRAWS = 50_000
 """Draws without a new problem after which the limits are taken to hold no other."""
 
@@ -107,35 +106,41 @@ class Limits:
         return value.denominator == 1 and self.smallest_target <= value <= self.largest_target
 
 
-def new_problem(rng: random.Random, limits: Limits, taken: Collection[Problem]) -> Problem:
-    """The next solvable problem of `rng` that is not among `taken`."""
+def stable_generator(name: str) -> random.Random:
+    """The same numbers for the same name, on every machine."""
+    return random.Random(int.from_bytes(hashlib.sha256(name.encode()).digest(), "big"))
+
+
+def split_of(problem: Problem) -> str:
+    """The split that a problem belongs to, whatever the limits: half of all are `train`, one of sixteen `test`."""
+    sixteenth = hashlib.sha256(problem.key.encode()).digest()[0] % 16
+    return "train" if sixteenth < 8 else "test" if sixteenth == 8 else "heldout"
+
+
+def new_problem(rng: random.Random, limits: Limits, split: str, taken: Collection[Problem] = ()) -> Problem:
+    """The next solvable problem of `rng` that belongs to `split` and is not among `taken`."""
     for _ in range(MAX_DRAWS):
         count = limits.min_numbers + int(rng.random() * (limits.max_numbers - limits.min_numbers + 1))
         numbers = [1 + int(rng.random() * limits.largest_number) for _ in range(count)]
         value = random_expression(rng, numbers).value
         if limits.allow(value):
             problem = Problem(tuple(sorted(numbers)), int(value))
-            if problem not in taken:
+            if problem not in taken and split_of(problem) == split:
                 return problem
-    raise ValueError(f"no problem left beside {len(taken)} others within {limits}: raise largest_number or "
-                     "max_numbers, or widen the targets")
-
-
-def stable_generator(name: str) -> random.Random:
-    """The same numbers for the same name, on every machine."""
-    return random.Random(int.from_bytes(hashlib.sha256(name.encode()).digest(), "big"))
+    raise ValueError(f"no problem of split {split!r} left beside {len(taken)} others within {limits}: raise "
+                     "largest_number or max_numbers, or widen the targets")
 
 
 @lru_cache(maxsize=8)
-def reserved_problems(limits: Limits) -> dict[Problem, str]:
-    """The problems that are never in training and their splits, in order: 1,024 of `heldout`, then 50 of `test`."""
-    rng = stable_generator("reserved")
-    reserved: dict[Problem, str] = {}
-    for split in ["heldout"] * HELDOUT_SIZE + ["test"] * TEST_SIZE:
-        reserved[new_problem(rng, limits, reserved.keys())] = split
-    return reserved
+def reserved_problems(limits: Limits, split: str, size: int) -> tuple[Problem, ...]:
+    """The first `size` problems of `heldout` or `test`, in order."""
+    rng = stable_generator(split)
+    problems: dict[Problem, None] = {}
+    for _ in range(size):
+        problems[new_problem(rng, limits, split, problems.keys())] = None
+    return tuple(problems)
 
 
 def training_problem(limits: Limits, index: int) -> Problem:
     """Training problem `index`, whatever the order in which they are asked for."""
-    return new_problem(stable_generator(f"train {index}"), limits, reserved_problems(limits).keys())
+    return new_problem(stable_generator(f"train {index}"), limits, "train")

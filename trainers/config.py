@@ -23,7 +23,7 @@ from trainers.settings import (
     validate,
 )
 
-TINY_DEFAULTS = {"optimizer": {"learning_rate": 5e-4}, "warm_start": {"optimizer": "muon", "learning_rate": 1e-2}}
+TINY_DEFAULTS = {"optimizer": {"learning_rate": 5e-4}, "warm_start": {"optimizer": "muon", "learning_rate": 5e-3}}
 """What a tiny policy wants instead of the defaults below, which are those of pretrained models."""
 
 SELDOM_MEANT = ("warm_start.", "evaluation.")
@@ -74,6 +74,8 @@ class WarmStartSettings:
     """Keyword arguments of the environment that shows them, beside `environment.options`."""
     batch_size: PositiveInt = 32
     """Transcripts in a gradient step."""
+    first_token_weight: PositiveFloat = 1.0
+    """Of each turn; see `trainers.algorithms.sft.SFT`."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """See `optimizer.name`."""
     learning_rate: PositiveFloat = 1e-5

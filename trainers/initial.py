@@ -46,4 +46,5 @@ def warm_start(config: TrainConfig, policy: Policy, demonstrations: Rollout,
                                      window=config.rollout.window)
     fine_tune_policy(policy, trajectories, steps=settings.steps, batch_size=settings.batch_size,
                      learning_rate=settings.learning_rate, optimizer=settings.optimizer, seed=seed, on_step=on_step,
+                     first_token_weight=settings.first_token_weight,
                      micro_batch_tokens=config.optimizer.micro_batch_tokens, row_tokens=config.optimizer.row_tokens)

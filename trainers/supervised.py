@@ -54,7 +54,7 @@ def sample_batches(trajectories: Sequence[Trajectory], batch_size: int, steps: i
 
 
 def fine_tune_policy(policy: Policy, trajectories: Sequence[Trajectory], *, steps: int, batch_size: int,
-                     learning_rate: float, seed: int, optimizer: str = "adamw",
+                     learning_rate: float, seed: int, optimizer: str = "adamw", first_token_weight: float = 1.0,
                      on_step: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
                      **settings: int) -> None:
     """Fine-tune `policy` on the trajectories. The learning rate rises over the first twentieth of the steps, then falls
@@ -62,14 +62,13 @@ def fine_tune_policy(policy: Policy, trajectories: Sequence[Trajectory], *, step
     chosen = OptimizerSettings(name=optimizer, learning_rate=learning_rate, schedule="cosine", beta2=0.98,
                                weight_decay=0.01, warmup_steps=max(1, steps // 20), **settings)
     rng = np.random.default_rng(derive_seed(seed, "warm start"))
-    learner = Learner(policy, SFT(), chosen, total_steps=steps)
+    learner = Learner(policy, SFT(first_token_weight=first_token_weight), chosen, total_steps=steps)
     fine_tune(learner, sample_batches(trajectories, batch_size, steps, rng), rng, on_step)
 
 
 def fine_tune(learner: Learner, batches: Iterator[Sequence[Trajectory]], rng: np.random.Generator,
               on_step: Callable[[int, dict[str, float]], None] = lambda step, metrics: None) -> None:
     """One gradient step on each batch of trajectories: maximum likelihood of the agent's tokens, of no others."""
-    algorithm = SFT()
     for step, trajectories in enumerate(batches):
         group = Group(trajectories=tuple(trajectories))
-        on_step(step, learner.update(pack([group], algorithm.advantages([group])), rng))
+        on_step(step, learner.update(pack([group], learner.algorithm.advantages([group])), rng))

@@ -151,12 +151,12 @@ def test_splits_are_distinct_and_never_in_training(options):
     assert not set(heldout) & set(test) and not (set(heldout) | set(test)) & set(train)
 
 
-def test_a_crowded_problem_space_still_keeps_training_apart():
-    # 2 numbers up to 30 have about 1,900 keys, so that more than half of them are reserved.
-    env = envs.make(ID, min_numbers=2, max_numbers=2, largest_number=30, smallest_target=1, largest_target=900)
-    reserved = set(keys(env, "heldout")) | set(keys(env, "test"))
-    train = set(keys(env, "train", 2000))
-    assert len(train) > 100 and not train & reserved
+def test_a_problem_belongs_to_one_split_whatever_the_options():
+    # Demonstrations may be of other limits than the problems that are judged.
+    easy = envs.make(ID, min_numbers=2, largest_number=12, smallest_target=1, largest_target=30)
+    judged = envs.make(ID, min_numbers=3, largest_number=12, smallest_target=1, largest_target=30)
+    train, heldout = set(keys(easy, "train", 5000)), set(keys(judged, "heldout"))
+    assert len({key for key in train if key.count(",") == 2}) > 500 and not train & heldout
 
 
 def test_a_problem_space_without_room_is_refused():
@@ -199,7 +199,7 @@ def test_item_i_is_the_same_whatever_the_order():
 def test_problems_are_the_same_on_every_machine():
     # The fixed names guard against a generator that changes with the version of Python or of a library.
     env = envs.make(ID)
-    assert keys(env, "train", 3) == ["86:5,10,36", "42:17,24,50,51", "25:5,64,94"]
+    assert keys(env, "train", 3) == ["86:5,10,36", "31:4,5,22", "25:5,64,94"]
     code = ("import envs; e = envs.make('turngym/Countdown-v0'); "
             "print(envs.panel_sha256(e.tasks('heldout')), envs.panel_sha256(e.tasks('train')[:200]))")
     here = f"{envs.panel_sha256(env.tasks('heldout'))} {envs.panel_sha256(env.tasks('train')[:200])}"

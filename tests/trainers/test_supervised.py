@@ -53,6 +53,14 @@ def test_gold_trajectories_succeed_and_hold_what_a_model_would_have_read_and_wri
         assert batch.trained.sum() == trajectory.response_length
 
 
+def test_of_a_mistake_only_the_first_token_is_learned_and_of_other_turns_all(demonstrations):
+    shown = max(demonstrations, key=lambda trajectory: len(trajectory.turns))
+    assert [turn.imitate for turn in shown.turns] == [False] * (len(shown.turns) - 2) + [True, True]
+    [[credit]] = SFT(first_token_weight=5.0).advantages([group(shown)])
+    for turn, weights in zip(shown.turns, credit.advantages):
+        assert weights.tolist() == [5.0] + [float(turn.imitate)] * (len(turn.response_ids) - 1)
+
+
 def test_a_model_agent_reads_the_same_prompts_as_the_demonstrator(untrained, demonstrations):
     agent = ModelAgent(TransformersEngine(untrained), untrained, max_response_tokens=2)
     shown = [t.task for t in demonstrations[:4]]

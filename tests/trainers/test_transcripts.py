@@ -95,7 +95,8 @@ def random_trajectories(draw):
             logprobs=draw(st.lists(FLOAT32, min_size=len(response), max_size=len(response))), action=draw(ANY_TEXT),
             finish_reason=draw(st.sampled_from(["stop", "length"])), action_span=(0, len(response)),
             observation=draw(ANY_TEXT), reward=draw(st.floats(-1e9, 1e9)), state_key=draw(ANY_TEXT),
-            valid=draw(st.booleans()), info=draw(st.dictionaries(ANY_TEXT, PLAIN, max_size=2))))
+            valid=draw(st.booleans()), imitate=draw(st.booleans()),
+            info=draw(st.dictionaries(ANY_TEXT, PLAIN, max_size=2))))
         before = [*prompt, *response]
     task = Task(key=draw(ANY_TEXT), split=draw(ANY_TEXT), seed=draw(st.integers(0, 2**62)), family=draw(ANY_TEXT),
                 data=draw(st.dictionaries(ANY_TEXT, PLAIN, max_size=2)))
