@@ -80,8 +80,10 @@ class ScienceWorld(TextEnv):
         self._world: World | None = None
 
     def _check(self) -> None:
-        if unknown := [name for name in self.task_names if name not in VARIATIONS] or not self.task_names:
-            raise ValueError(f"task_names: {unknown or 'none given'}; ScienceWorld has {', '.join(VARIATIONS)}")
+        unknown = [name for name in self.task_names if name not in VARIATIONS]
+        if unknown or not self.task_names:
+            raise ValueError(f"task_names: {', '.join(unknown) or 'none given'}; ScienceWorld has "
+                             f"{', '.join(VARIATIONS)}")
         parts = [] if self.simplifications in ("", "easy") else self.simplifications.split(",")
         if unknown := [part for part in parts if part not in SIMPLIFICATIONS]:
             raise ValueError(f"simplifications: {', '.join(unknown)!r} is not 'easy' nor one of "
