@@ -79,10 +79,12 @@ class Run:
         planned, schedule = self.config.run.steps, self.config.optimizer.schedule
         if steps < self.done:
             raise RunError(f"{self.folder} has done {self.done} steps already: give --run.steps {self.done} or more")
-        if self.done and steps != planned and schedule != "constant":
-            raise RunError(f"{self.folder} was made for {planned} steps, over which its learning rate falls to 0 "
-                           f"(optimizer.schedule = {schedule!r}); over {steps} it would have fallen otherwise from the "
-                           f"start. Begin a new run with --model.path {self.checkpoints[-1]}")
+        decays = [f"optimizer.schedule = {schedule!r}"] * (schedule != "constant")
+        decays += [f"algorithm.total_steps = {planned}"] * (getattr(self.config.algorithm, "total_steps", 0) == planned)
+        if steps != planned and decays:
+            raise RunError(f"{self.folder} was made for {planned} steps, and something in it falls over just these "
+                           f"({', '.join(decays)}): over {steps} it would have fallen otherwise from the start. Begin "
+                           f"a new run, with model.path set to a checkpoint of this one to go on from there")
         self.config = replace(self.config, run=replace(self.config.run, steps=steps))
 
     def save_config(self) -> None:
