@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 .PHONY: train test lint install
 .DELETE_ON_ERROR:
 
-train: install
+train: $(VENV)/installed
 	$(VENV)/bin/python -m scripts.train configs/countdown_tiny.toml
 
 test: install
@@ -15,12 +15,17 @@ test: install
 lint: install
 	$(VENV)/bin/ruff check .
 
-install: $(VENV)/installed
+install: $(VENV)/installed-all
 
 $(VENV)/installed: pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "turngym needs Python 3.11 or newer; name one with: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --upgrade pip
-	$(VENV)/bin/pip install --quiet --constraint requirements.lock --editable '.[test]'
+	$(VENV)/bin/pip install --quiet --constraint requirements.lock --editable .
+	@touch $@
+
+# One of ALFWorld's packages is built on the spot, by a script that calls `python`.
+$(VENV)/installed-all: $(VENV)/installed
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/pip install --quiet --constraint requirements.lock --editable '.[all,test]'
 	@touch $@
