@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from envs.core import LazyTasks, Mistake, Outcome, Task, TextEnv
-from envs.countdown_problems import Limits, Problem, pick, random_expression, reserved_problems, training_problem
+from envs.countdown_problems import Limits, Problem, random_expression, reserved_problems, training_problem
 from envs.countdown_solver import solve
+from envs.randomness import pick
 from rewards.countdown import calculate, score_countdown
 from rewards.tags import last_block
 

@@ -6,25 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
+
+from envs.randomness import Generator, pick, stable_generator
 
 MAX_DRAWS = 50_000
 """Draws without a new problem after which the limits are taken to hold no other."""
-
-T = TypeVar("T")
-
-
-class Generator(Protocol):
-    """`random.Random` and `numpy.random.Generator`: of both only `random()` is used, which never changes between
-    versions of Python."""
-
-    def random(self) -> float: ...
-
-
-def pick(rng: Generator, items: Sequence[T]) -> T:
-    """One of `items`, each as likely as the others."""
-    return items[int(rng.random() * len(items))]
-
 
 class Expression(NamedTuple):
     """A value and one way to write it."""
@@ -104,11 +91,6 @@ class Limits:
     def allow(self, value: Fraction) -> bool:
         """Whether `value` can be a target."""
         return value.denominator == 1 and self.smallest_target <= value <= self.largest_target
-
-
-def stable_generator(name: str) -> random.Random:
-    """The same numbers for the same name, on every machine."""
-    return random.Random(int.from_bytes(hashlib.sha256(name.encode()).digest(), "big"))
 
 
 def split_of(problem: Problem) -> str:

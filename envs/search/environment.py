@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs.core import ActionSpan, LazyTasks, Outcome, Snapshot, Task, TextEnv, clean_text
-from envs.countdown_problems import pick
+from envs.randomness import pick
 from envs.search.documents import Document, Retriever, without_markup
 from envs.search.facts import facts
 from envs.search.files import Row, read_corpus, read_questions

