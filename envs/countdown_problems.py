@@ -13,6 +13,7 @@ from envs.randomness import Generator, pick, stable_generator
 MAX_DRAWS = 50_000
 """Draws without a new problem after which the limits are taken to hold no other."""
 
+
 class Expression(NamedTuple):
     """A value and one way to write it."""
 
