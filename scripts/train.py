@@ -61,8 +61,9 @@ def main(argv: list[str] | None = None) -> int:
         console.error(error)
         return 2
     with TrainingDisplay(console, run.folder) as display:
-        if run.done >= config.run.steps:
-            console.err.print(f"finished at step {run.done}; --run.steps N makes it longer")
+        if run.over(run.done):
+            longer = "; --run.steps N makes it longer" * (run.done >= config.run.steps)
+            console.err.print(f"finished at step {run.done}{longer}")
         try:
             train(run, display)
         except KeyboardInterrupt:

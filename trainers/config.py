@@ -129,7 +129,11 @@ class RunSettings:
     """How long, where, and from which seed."""
 
     steps: PositiveInt = 100
-    """Training batches."""
+    """Training batches, at most."""
+    max_environment_steps: PositiveInt | None = None
+    """Training ends with the batch in which so many were taken, continuations included. None: no limit."""
+    max_sampled_tokens: PositiveInt | None = None
+    """The same for tokens."""
     seed: NonNegativeInt = 0
     save_every: NonNegativeInt = 50
     """Steps between checkpoints; 0: only at the end."""

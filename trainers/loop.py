@@ -70,22 +70,25 @@ def train(run: Run, display: Display) -> list[Evaluation]:
             for temperature in (config.rollout.temperature, config.evaluation.temperature))
 
         def evaluate_if_due(step: int) -> None:
-            ends = {0: "before training", config.run.steps: "after training"}
-            due = step in ends or (config.evaluation.every and step % config.evaluation.every == 0)
+            end = step == 0 or over
+            due = end or (config.evaluation.every and step % config.evaluation.every == 0)
             if panel and due and step not in run.evaluated:
                 engine.load({}, version=step)
-                samples = (config.evaluation.final_samples if step in ends else None) or config.evaluation.samples
+                samples = (config.evaluation.final_samples if end else None) or config.evaluation.samples
                 evaluations.append(evaluate(rollout, judged, panel, samples=samples, seed=config.evaluation.seed))
                 run.log(step, evaluations[-1].to_json(), "evaluations.jsonl")
-                display.evaluation(ends.get(step, f"after {step} steps"), evaluations[-1])
+                display.evaluation("after training" if over else f"after {step} steps" if step else "before training",
+                                   evaluations[-1])
 
         def save() -> None:
             run.save(done, policy, {"learner": learner.state(), "task_position": position})
 
+        over = run.over(done)
         try:
             evaluate_if_due(done)
             display.phase("training", config.run.steps, done)
-            for step in range(done + 1, config.run.steps + 1):
+            while not over:
+                step = done + 1
                 engine.load({}, version=step - 1)
                 groups, report, sampled = gather(config, rollout, agent, tasks, step)
                 continuations = branch(config, rollout, agent, groups, step, report)
@@ -104,9 +107,10 @@ def train(run: Run, display: Display) -> list[Evaluation]:
                     shown = islice((t for group in groups for t in group.trajectories), config.run.log_trajectories)
                     run.append("trajectories.jsonl", [trajectory_line(trajectory, step=step) for trajectory in shown])
                     done, position = step, tasks.position
+                over = run.over(step)
                 display.advance(metrics)
                 evaluate_if_due(step)
-                if step == config.run.steps or (config.run.save_every and step % config.run.save_every == 0):
+                if over or (config.run.save_every and step % config.run.save_every == 0):
                     save()
         except (KeyboardInterrupt, RolloutError):
             if done:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 import torch
@@ -31,6 +31,13 @@ from trainers.files import replacing
 from trainers.settings import SettingsError, read_toml
 
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "trajectories.jsonl")
+
+
+class Cost(NamedTuple):
+    """What training cost, episodes that branched off included."""
+
+    environment_steps: int
+    sampled_tokens: int
 
 
 class RunError(RuntimeError):
@@ -96,6 +103,20 @@ class Run:
     def done(self) -> int:
         """Steps that the newest checkpoint has behind it; 0 without one."""
         return _checkpoint_step(self.checkpoints[-1]) if self.checkpoints else 0
+
+    def spent(self, step: int) -> Cost:
+        """What training up to `step` cost, by the log."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        rows = [json.loads(line) for line in lines if _row_step(line) <= step]
+        return Cost(*(sum(row[name] for row in rows) for name in Cost._fields))
+
+    def over(self, step: int) -> bool:
+        """Whether training ends after `step` steps: those are all, or the log says that they used up a limit."""
+        settings = self.config.run
+        limits = settings.max_environment_steps, settings.max_sampled_tokens
+        return step >= settings.steps or (limits != (None, None) and any(
+            limit and used >= limit for used, limit in zip(self.spent(step), limits)))
 
     @property
     def initial(self) -> Path:

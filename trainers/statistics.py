@@ -6,6 +6,10 @@ from statistics import NormalDist
 
 import numpy as np
 
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+               2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
+"""97.5% quantiles of Student's distribution with 1, 2, ... degrees of freedom; beyond these a formula is as exact."""
+
 
 def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval of a success rate, within [0, 1]; (0, 1) for n = 0, where nothing is known.
@@ -22,6 +26,20 @@ def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple
     half = z * math.sqrt(rate * (1 - rate) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
     # At the ends the bound is the rate itself, which rounding would miss.
     return (0.0 if successes == 0 else centre - half), (1.0 if successes == n else centre + half)
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Student's 95% interval of the mean of independent, roughly normal values (one per seed); None for a single value,
+    which says nothing about the spread. Raises ValueError for none, or one that is not finite."""
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim != 1 or len(values) == 0 or not np.isfinite(values).all():
+        raise ValueError(f"expected finite values, one per seed, got {values!r}")
+    if len(values) == 1:
+        return None
+    freedom = len(values) - 1
+    quantile = T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else 1.96 + 2.4 / freedom
+    half = quantile * values.std(ddof=1) / math.sqrt(len(values))
+    return float(values.mean() - half), float(values.mean() + half)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
