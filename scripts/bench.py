@@ -1,0 +1,68 @@
+"""Measure speed and memory, on this machine as it is now; docs/comparing.md says how.
+
+    python -m scripts.bench envs [--env ID ...] [--out F.json]
+    python -m scripts.bench rollout
+    python -m scripts.bench credit [--step-seconds S]
+
+Ratios within one run can be compared; seconds only between runs on a machine that does nothing else.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve whatever runs beside them
+
+from scripts._bench import credit, environments, rollout
+from scripts._display import Console
+from trainers.files import replacing
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit codes: 0 done, 2 wrong arguments, 130 interrupted."""
+    arguments, console = parse(argv), Console()
+    try:
+        if arguments.story == "envs":
+            found = environments.measure(arguments.env or environments.registered(), quick=arguments.quick)
+            tables = environments.tables(found)
+        elif arguments.story == "rollout":
+            found = rollout.measure(quick=arguments.quick)
+            tables = rollout.tables(found)
+        else:
+            found = credit.measure(quick=arguments.quick, step_seconds=arguments.step_seconds)
+            tables = credit.tables(found)
+    except KeyboardInterrupt:
+        console.error("interrupted; nothing was written")
+        return 130
+    for table in tables:
+        console.out.print(table)
+    if arguments.out:
+        with replacing(arguments.out) as file:
+            json.dump(found, file, indent=2)
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    stories = parser.add_subparsers(dest="story", required=True)
+    envs = stories.add_parser("envs", help="steps a second and memory of environments")
+    envs.add_argument("--env", action="append", metavar="ID", help="only this one; may be given again")
+    stories.add_parser("rollout", help="asynchronous rollouts, and kept keys and values")
+    stories.add_parser("credit", help="the algorithms' credit step").add_argument(
+        "--step-seconds", type=float, metavar="S", help="of a training step (default: a tiny policy's is measured)")
+    for story in stories.choices.values():
+        story.add_argument("--out", type=Path, metavar="F.json")
+        story.add_argument("--quick", action="store_true", help="a size that shows that it runs, not how fast")
+    arguments = parser.parse_args(argv)
+    if arguments.out is not None and (arguments.out.is_dir() or not arguments.out.parent.is_dir()):
+        parser.error(f"cannot write {arguments.out}: give a file in a folder that exists")
+    if arguments.story == "credit" and arguments.step_seconds is not None and not 0 < arguments.step_seconds < 1e9:
+        parser.error(f"--step-seconds must be positive, got {arguments.step_seconds}")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())
