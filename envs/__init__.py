@@ -32,3 +32,8 @@ gymnasium.register("turngym/ScienceWorld-v0", entry_point="envs.scienceworld:Sci
                    order_enforce=False)
 gymnasium.register("turngym/ALFWorld-v0", entry_point="envs.alfworld:ALFWorld", disable_env_checker=True,
                    order_enforce=False)
+gymnasium.register("turngym/SkyRL-v0", entry_point="envs.adapters.skyrl:SkyRL", disable_env_checker=True,
+                   order_enforce=False)
+gymnasium.register("turngym/TRL-v0", entry_point="envs.adapters.trl:TRL", disable_env_checker=True, order_enforce=False)
+gymnasium.register("turngym/OpenEnv-v0", entry_point="envs.adapters.openenv:OpenEnv", disable_env_checker=True,
+                   order_enforce=False)

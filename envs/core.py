@@ -70,6 +70,8 @@ class Outcome:
     """What training uses, any finite number. None of the other fields is derived from it."""
     terminated: bool = False
     """The task itself ended (solved, failed for good). The turn limit is not this."""
+    truncated: bool = False
+    """A limit of the engine's own cut the episode off. `TextEnv` sees to `max_turns`."""
     success: bool = False
     """The goal is reached."""
     score: float | None = None
@@ -277,7 +279,7 @@ class TextEnv(gymnasium.Env[str, str]):
         if not isinstance(outcome, Outcome):
             raise TypeError(f"{type(self).__name__}._step must return an envs.Outcome, got {outcome!r:.200}")
         require_json(outcome.info, f"{type(self).__name__}._step: info")
-        truncated = not outcome.terminated and len(self._actions) >= self.max_turns
+        truncated = not outcome.terminated and (outcome.truncated or len(self._actions) >= self.max_turns)
         self._over = outcome.terminated or truncated
         return (clean_text(outcome.observation), float(outcome.reward), bool(outcome.terminated), truncated,
                 self._info(outcome))
@@ -325,19 +327,24 @@ class SingleTurnEnv(TextEnv):
 
 
 def make(env_id: str, **options: Any) -> TextEnv:
-    """The text environment of a Gymnasium id, without Gymnasium's wrappers; `options` go to its constructor.
+    """The text environment of a Gymnasium id, without Gymnasium's wrappers; `options` go to its constructor. Another
+    environment of Gymnasium's is offered as text by `envs.adapters.gymnasium.GymnasiumEnv`.
 
     `module:namespace/Name-v0` imports `module` first, for an environment of one's own. An unknown id raises
     `gymnasium.error.NameNotFound` (or `NamespaceNotFound`, `VersionNotFound`), which names the nearest known one. What
     a constructor raises of other kinds than ImportError, OSError, TypeError and ValueError becomes a ValueError.
     """
     try:
-        env = gymnasium.make(env_id, **options).unwrapped
+        env = gymnasium.make(env_id, **options)
     except (gymnasium.error.Error, ImportError, OSError, TypeError, ValueError):
         raise
     except Exception as error:  # whatever a user's constructor raises
         raise ValueError(f"{env_id} cannot be made: {type(error).__name__}: {error}") from error
-    if not isinstance(env, TextEnv):
-        raise TypeError(f"{env_id} is a {type(env).__name__}, not a TextEnv: derive it from envs.TextEnv")
+    if isinstance(env.unwrapped, TextEnv):
+        env = env.unwrapped
+    else:
+        from envs.adapters.gymnasium import GymnasiumEnv  # it imports this module
+
+        env = GymnasiumEnv(env)
     env.env_id = env_id
     return env

@@ -1,0 +1,1 @@
+"""Environments written for other libraries, offered as text environments. See docs/interop.md."""
