@@ -4,7 +4,7 @@ Several sequences share one row: their positions restart at 0, from which transf
 mask (an explicit mask would make it skip that and let the sequences see each other, so none is passed).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,14 +88,34 @@ def token_logprobs(model: PreTrainedModel, hidden: torch.Tensor, targets: torch.
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             return chosen, normaliser - (logits.softmax(-1) * logits).sum(-1)
 
-    size = max(1, CHUNK // model.config.get_text_config().vocab_size)
-    chunks = list(zip(hidden.split(size), targets.split(size)))
-    if torch.is_grad_enabled() and len(chunks) > 1:
-        results = [checkpoint(chunk_logprobs, h, t, use_reentrant=False) for h, t in chunks]
-    else:
-        results = [chunk_logprobs(h, t) for h, t in chunks]
-    logprobs, entropies = zip(*results)
+    logprobs, entropies = zip(*_by_chunks(chunk_logprobs, model, hidden, targets))
     return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+
+
+def token_divergence(model: PreTrainedModel, hidden: torch.Tensor, other: PreTrainedModel, other_hidden: torch.Tensor,
+                     temperature: float) -> torch.Tensor:
+    """KL(model‖other) over the whole vocabulary between what follows `hidden` by `model` and `other_hidden` by `other`.
+    # float32 [tokens]
+
+    Logits exist for one chunk of tokens at a time, as in `token_logprobs`; only `other` gets a gradient.
+    """
+    def chunk_divergence(h: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            logprobs = (head_logits(model, h) / temperature).log_softmax(-1)
+        others = (head_logits(other, o) / temperature).log_softmax(-1)
+        return (logprobs.exp() * (logprobs - others)).sum(-1)
+
+    return torch.cat(_by_chunks(chunk_divergence, model, hidden, other_hidden))
+
+
+def _by_chunks(function: Callable, model: PreTrainedModel, *tensors: torch.Tensor) -> list:
+    """`function` of each chunk of tokens, small enough for logits; under autograd computed again in the backward pass.
+    """
+    size = max(1, CHUNK // model.config.get_text_config().vocab_size)
+    chunks = list(zip(*(tensor.split(size) for tensor in tensors)))
+    if torch.is_grad_enabled() and len(chunks) > 1:
+        return [checkpoint(function, *chunk, use_reentrant=False) for chunk in chunks]
+    return [function(*chunk) for chunk in chunks]
 
 
 def check_model(model: PreTrainedModel) -> None:

@@ -120,3 +120,8 @@ class Group:
     def rewards(self) -> np.ndarray:
         """Returns; NaN where a trajectory cannot be scored. # float64 [group_size]"""
         return np.array([np.nan if t.reward is None else t.reward for t in self.trajectories], dtype=np.float64)
+
+
+def starts_with(ids: np.ndarray, beginning: np.ndarray) -> bool:
+    """Whether token ids begin with others."""
+    return len(ids) >= len(beginning) and np.array_equal(ids[:len(beginning)], beginning)

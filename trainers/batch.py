@@ -8,15 +8,18 @@ history), a new sequence begins. Example of one trajectory (P prompt, A action, 
     turn    -1 -1  0  0 -1 -1  1
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TypeVar
 
 import numpy as np
 
 from agents.scoring import token_parts
-from agents.trajectory import Group, Trajectory
+from agents.trajectory import Group, Trajectory, starts_with
 from trainers.credit import Credit
 from trainers.loss import Counts
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,6 +44,10 @@ class Batch:
     """What the algorithm put into `Credit.extra`, 0 where not trained. # float32 [tokens] each"""
     reference_logprobs: np.ndarray | None = None
     """Where the algorithm needs them; 0 where not trained. # float32 [tokens]"""
+    teacher_prompts: Mapping[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    """By trajectory and turn, those of `Credit.teacher_prompts`."""
+    step: int = 0
+    """Updates before this batch's."""
 
     @property
     def counts(self) -> Counts:
@@ -87,11 +94,12 @@ class Batch:
             yield self.select(part)
 
 
-def pack(groups: Sequence[Group], credits: Sequence[Sequence[Credit]]) -> Batch:
+def pack(groups: Sequence[Group], credits: Sequence[Sequence[Credit]], step: int = 0) -> Batch:
     """The batch of all trajectories of `groups` with their credit. Raises ValueError where credit and tokens differ."""
-    parts = [part for group, group_credits in zip(groups, credits, strict=True)
-             for trajectory, credit in zip(group.trajectories, group_credits, strict=True)
-             for part in [_pack_trajectory(trajectory, credit)] if part is not None]
+    packed = [(part, credit) for group, group_credits in zip(groups, credits, strict=True)
+              for trajectory, credit in zip(group.trajectories, group_credits, strict=True)
+              for part in [_pack_trajectory(trajectory, credit)] if part is not None]
+    parts = [part for part, _ in packed]
     if not parts:
         raise ValueError("no tokens to train on: every trajectory is empty")
     names = [name for name in parts[0] if name != "extra"]
@@ -100,7 +108,9 @@ def pack(groups: Sequence[Group], credits: Sequence[Sequence[Credit]]) -> Batch:
     extra = {name: np.concatenate([part["extra"].get(name, np.zeros(len(part["token_ids"]), np.float32))
                                    for part in parts]) for name in extra_names}
     index = np.repeat(np.arange(len(parts)), [len(part["token_ids"]) for part in parts])
-    return Batch(**columns, trajectory_index=index, extra=extra)
+    prompts = {(i, turn): prompt for i, (_, credit) in enumerate(packed)
+               for turn, prompt in enumerate(credit.teacher_prompts) if prompt is not None}
+    return Batch(**columns, trajectory_index=index, extra=extra, teacher_prompts=prompts, step=step)
 
 
 def per_turn(groups: Sequence[Group], values: np.ndarray) -> list[list[list[np.ndarray]]]:
@@ -108,7 +118,12 @@ def per_turn(groups: Sequence[Group], values: np.ndarray) -> list[list[list[np.n
     """
     lengths = [len(turn.response_ids) for group in groups for trajectory in group.trajectories
                for turn in trajectory.turns]
-    turns = iter(np.split(values, np.cumsum(lengths)))
+    return by_turn(groups, np.split(values, np.cumsum(lengths)))
+
+
+def by_turn(groups: Sequence[Group], values: Iterable[T]) -> list[list[list[T]]]:
+    """One thing for each turn, in order, by group, trajectory and turn."""
+    turns = iter(values)
     return [[[next(turns) for _ in trajectory.turns] for trajectory in group.trajectories] for group in groups]
 
 
@@ -116,9 +131,7 @@ def sequence_starts(trajectory: Trajectory) -> list[int]:
     """The turns at which a new sequence begins, because the prompt does not extend what came before."""
     starts, before = [], None
     for index, turn in enumerate(trajectory.turns):
-        extends = before is not None and len(turn.prompt_ids) >= len(before) \
-            and np.array_equal(turn.prompt_ids[:len(before)], before)
-        if not extends:
+        if before is None or not starts_with(turn.prompt_ids, before):
             starts.append(index)
         before = np.concatenate([turn.prompt_ids, turn.response_ids])
     return starts

@@ -22,6 +22,8 @@ class Credit:
     """Left out of the loss: neither in its numerator nor in its denominators."""
     extra: Mapping[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
     """What the algorithm's loss needs beside the advantages, one array per turn. # [response_length] each"""
+    teacher_prompts: tuple[np.ndarray | None, ...] = ()
+    """For `LossInput.teacher_divergence`: `Scores.teacher_prompts` of each turn. # int64 [prompt_length] each"""
 
     def __post_init__(self):
         if not all(np.isfinite(turn).all() for turn in self.advantages):

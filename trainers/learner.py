@@ -18,12 +18,12 @@ from agents.scoring import check_model, final_hidden, pack_rows, score_sequences
 from agents.trajectory import Group
 from trainers.algorithms import Algorithm, Scores
 from trainers.algorithms.base import PerTurn
-from trainers.batch import Batch, pack, per_turn
+from trainers.batch import Batch, by_turn, pack, per_turn
 from trainers.credit import Credit
 from trainers.gradients import sum_gradients, sum_over_ranks
 from trainers.loss import Counts, LossInput, aggregate
 from trainers.settings import settings
-from trainers.teacher import teacher_logprobs
+from trainers.teacher import teacher_divergence, teacher_logprobs, teacher_prompts
 
 
 @settings
@@ -73,15 +73,14 @@ class Learner:
         if algorithm.needs.reference_logprobs:
             self.reference = (reference or copy.deepcopy(policy.model)).requires_grad_(False)
         self.teacher = policy.model
-        if algorithm.needs.teacher_logprobs and algorithm.needs.teacher_steps > 1:
+        if algorithm.needs.teacher_copy(optimizer.epochs * optimizer.minibatches):
             self.teacher = copy.deepcopy(policy.model).requires_grad_(False)
         self.critic = algorithm.make_critic(policy, optimizer)
 
     def score(self, groups: Sequence[Group], step: int = 0) -> Scores:
         """What the algorithm's credit reads, computed with the weights that sampled `groups`. `step` counts from 0."""
         return Scores(values=self.critic.values(groups) if self.critic else None,
-                      teacher_logprobs=self._teacher_logprobs(groups, step),
-                      reference_logprobs=self._reference_scores(groups))
+                      reference_logprobs=self._reference_scores(groups), **self._teacher_scores(groups, step))
 
     def update(self, batch: Batch, rng: np.random.Generator, *, frozen: bool = False) -> dict[str, float]:
         """Train on a batch, first the critic, then, unless it is `frozen`, the policy.
@@ -130,15 +129,20 @@ class Learner:
         def tensor(values: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(values[trained]).to(device)
 
-        logprobs, entropy = token_logprobs(
-            self.policy.model, hidden[torch.from_numpy(rows.places[trained - 1]).to(device)], tensor(part.token_ids),
-            self.temperature, with_entropy=True, entropy_gradient=self.algorithm.needs.entropy)
+        states = hidden[torch.from_numpy(rows.places[trained - 1]).to(device)]
+        logprobs, entropy = token_logprobs(self.policy.model, states, tensor(part.token_ids), self.temperature,
+                                           with_entropy=True, entropy_gradient=self.algorithm.needs.entropy)
+        divergence = None
+        if self.algorithm.needs.teacher_divergence:
+            divergence = teacher_divergence(self.policy.model, states, self.teacher, part, self.temperature,
+                                            max_tokens=self.settings.micro_batch_tokens, width=self.settings.row_tokens)
         return LossInput(
             logprobs=logprobs, entropy=entropy, behaviour_logprobs=tensor(part.behaviour_logprobs),
             advantages=tensor(part.advantages), turn_index=tensor(part.turn_index), counts=counts,
             trajectory_index=tensor(part.trajectory_index), action_mask=tensor(part.action_mask),
             reference_logprobs=None if part.reference_logprobs is None else tensor(part.reference_logprobs),
-            extra={name: tensor(values) for name, values in part.extra.items()})
+            teacher_divergence=divergence, extra={name: tensor(values) for name, values in part.extra.items()},
+            step=part.step)
 
     def state(self) -> dict[str, Any]:
         """Everything beside the weights that the next step depends on."""
@@ -172,18 +176,21 @@ class Learner:
             one.step()
         return metrics
 
-    def _teacher_logprobs(self, groups: Sequence[Group], step: int) -> PerTurn | None:
+    def _teacher_scores(self, groups: Sequence[Group], step: int) -> dict[str, Any]:
+        """The `Scores` that a teacher gives, where there is one."""
         if not self.algorithm.needs.teacher_logprobs:
-            return None
+            return {}
         if self.teacher is not self.policy.model and step % self.algorithm.needs.teacher_steps == 0:
             self.teacher.load_state_dict(self.policy.model.state_dict())
-        places = [(trajectory, i) for group in groups for trajectory in group.trajectories
-                  for i in range(len(trajectory.turns))]
-        found = teacher_logprobs(
-            replace(self.policy, model=self.teacher), [trajectory.turns[i] for trajectory, i in places],
-            [self.algorithm.insertion(trajectory, i, step) for trajectory, i in places], self.temperature,
-            max_tokens=self.settings.micro_batch_tokens, width=self.settings.row_tokens)
-        return per_turn(groups, np.concatenate([*found, np.zeros(0, np.float32)]))
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+        prompts = teacher_prompts(self.policy, turns, [self.algorithm.insertion(trajectory, i, step)
+                                                       for trajectory in trajectories
+                                                       for i in range(len(trajectory.turns))])
+        found = teacher_logprobs(self.teacher, turns, prompts, self.temperature,
+                                 max_tokens=self.settings.micro_batch_tokens, width=self.settings.row_tokens)
+        return {name: by_turn(groups, values) for name, values in (("teacher_logprobs", found),
+                                                                   ("teacher_prompts", prompts))}
 
     def _reference_scores(self, groups: Sequence[Group]) -> PerTurn | None:
         if not self.algorithm.needs.reference_scores:

@@ -96,7 +96,7 @@ def train(run: Run, display: Display) -> list[Evaluation]:
                     began = time.perf_counter()
                     scores = replace(learner.score(groups, step - 1), continuations=continuations)
                     scored = time.perf_counter()
-                    batch = pack(groups, algorithm.advantages(groups, scores, step - 1))
+                    batch = pack(groups, algorithm.advantages(groups, scores, step - 1), step - 1)
                     credited = time.perf_counter()
                     rng = np.random.default_rng(derive_seed(config.run.seed, "minibatches", step))
                     update = learner.update(batch, rng, frozen=step <= algorithm.frozen_steps)

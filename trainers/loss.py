@@ -56,8 +56,12 @@ class LossInput:
     """Where the algorithm needs them. # [tokens]"""
     entropy: Tensor | None = None
     """Of the current policy at each token, with gradient, where the algorithm needs it. # [tokens]"""
+    teacher_divergence: Tensor | None = None
+    """KL(π_T‖π) over the whole vocabulary, 0 outside actions; where the algorithm needs it. # [tokens]"""
     extra: dict[str, Tensor] = field(default_factory=dict)
     """What the algorithm put into `Credit.extra`. # each [tokens]"""
+    step: int = 0
+    """Updates before this batch's, for what changes in training."""
 
 
 def segment_sum(values: Tensor, index: Tensor) -> Tensor:

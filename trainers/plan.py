@@ -43,7 +43,7 @@ def plan(config: TrainConfig) -> Iterator[tuple[str, str]]:
     activations = ACTIVATION_BYTES * bytes_each / 2 * model.hidden_size * model.num_hidden_layers
     needs = config.algorithm.needs
     others = {" and reference": needs.reference_logprobs, " and critic": needs.critic_network,
-              " and teacher": needs.teacher_logprobs and needs.teacher_steps > 1}
+              " and teacher": needs.teacher_copy(optimizer.epochs * optimizer.minibatches)}
     trained = 1 + needs.critic_network
     yield "parameters", f"{parameters / 1e6:,.1f} M ({config.model.dtype})"
     yield "context", f"{context} tokens, at most {rollout.max_response_tokens} in a response"

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from agents.trajectory import Group
-from trainers.credit import Credit
+from trainers.credit import EPSILON, Credit
 
 TINY = 1e-8
 """Added to standard deviations, variances and sums of weights before dividing by them."""
@@ -77,6 +77,31 @@ def gate_differences(logits: np.ndarray, returns: np.ndarray, index: np.ndarray)
             result[members] = (liked @ returns[members] / (liked.sum() + TINY)
                                - others @ returns[members] / (others.sum() + TINY))
     return result
+
+
+def preference_gate(logprobs: np.ndarray, turn: np.ndarray, returns: np.ndarray, unit: np.ndarray, *,
+                    sharpness: float, temperature: float, standardise: bool = False) -> np.ndarray:
+    """m = σ(sharpness · d) of each token, d that of its turn among those of its `unit`. # float64 [tokens]
+
+    `returns` and `unit` are of turns, some of which may have no token; they take no part. `standardise` divides every d
+    by the standard deviation of all.
+    """
+    turns, first = np.unique(turn, return_index=True)
+    means = segment_mean(logprobs, turn)[first]
+    differences = gate_differences((means - means.mean()) / temperature, returns[turns], unit[turns])
+    spread = differences.std() if standardise else 1.0
+    gate = np.full(len(returns), 0.5)
+    gate[turns] = sigmoid(sharpness * differences / (spread or 1.0))
+    return gate[turn]
+
+
+def bounds(spreads: np.ndarray, clip: float, *, adaptive: bool) -> np.ndarray:
+    """The bound of each group's signal: 0 where its spread is (below 1e-6), `clip` elsewhere, and if `adaptive` less in
+    proportion where the spread is below the median of the others. # float64 [groups]"""
+    alive = spreads >= EPSILON
+    if not adaptive or not alive.any():
+        return clip * alive
+    return clip * alive * np.minimum(1.0, spreads / np.median(spreads[alive]))
 
 
 def multiplied(advantages: np.ndarray, gap: np.ndarray, strength: float, clip: float) -> np.ndarray:

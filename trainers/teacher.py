@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from agents.context import ChatTemplate
 from agents.models import Policy
-from agents.scoring import score_sequences
-from agents.trajectory import Turn
+from agents.scoring import final_hidden, pack_rows, score_sequences, token_divergence, token_parts
+from agents.trajectory import Turn, starts_with
+from trainers.batch import Batch
 
 
 class Insertion(NamedTuple):
@@ -34,30 +38,81 @@ def teacher_prompt(template: ChatTemplate, turn: Turn, insertion: Insertion, max
     """The prompt of a turn with the insertion in it, at most `max_context` tokens with the response.
     # int64 [prompt_length]
 
-    Raises ValueError where insertion and response alone are longer.
+    Where nothing is added to the last message the prompt's own ids stay, what was sampled among them as it was
+    sampled. Raises ValueError where insertion and response alone are longer.
     """
-    tokenizer = template.tokenizer
-    text, closing = tokenizer.decode(turn.prompt_ids, clean_up_tokenization_spaces=False), template.closing
-    kept = text.removesuffix(closing)
-    before, middle, after = (tokenizer(part, add_special_tokens=False).input_ids for part in (
-        insertion.before, kept, insertion.after + text[len(kept):]))
-    room = max_context - len(before) - len(after) - len(turn.response_ids)
+    tokenizer, prompt, end = template.tokenizer, turn.prompt_ids.tolist(), ""
+    opening = prompt[:1] if prompt[:1] == [tokenizer.bos_token_id] else []  # a beginning of text stays the first token
+    prompt = prompt[len(opening):]
+    if insertion.after:
+        text, closing = tokenizer.decode(prompt, clean_up_tokenization_spaces=False), template.closing
+        kept = text.removesuffix(closing)
+        prompt, end = tokenizer(kept, add_special_tokens=False).input_ids, insertion.after + text[len(kept):]
+    before, after = (tokenizer(part, add_special_tokens=False).input_ids for part in (insertion.before, end))
+    told = len(opening) + len(before) + len(after)
+    room = max_context - told - len(turn.response_ids)
     if room < 0:
-        raise ValueError(f"a teacher's insertion of {len(before) + len(after)} tokens leaves no room for a response of "
+        raise ValueError(f"a teacher's insertion of {told} tokens leaves no room for a response of "
                          f"{len(turn.response_ids)} in {max_context}: shorten what the teacher is told")
-    return np.array(before + middle[max(0, len(middle) - room):] + after, dtype=np.int64)
+    return np.array(opening + before + prompt[max(0, len(prompt) - room):] + after, dtype=np.int64)
 
 
-def teacher_logprobs(policy: Policy, turns: Sequence[Turn], insertions: Sequence[Insertion | None],
-                     temperature: float, *, max_tokens: int, width: int) -> list[np.ndarray]:
-    """Log-probabilities of each turn's response ids after its prompt with the insertion; those of the behaviour policy
-    where there is none. # float32 [response_length] each"""
+def teacher_prompts(policy: Policy, turns: Sequence[Turn],
+                    insertions: Sequence[Insertion | None]) -> list[np.ndarray | None]:
+    """`teacher_prompt` of each turn; None without an insertion and where nothing was sampled."""
     template = ChatTemplate(policy.tokenizer, policy.end_ids)
+    return [teacher_prompt(template, turn, insertion, policy.max_context)
+            if insertion is not None and len(turn.response_ids) else None
+            for turn, insertion in zip(turns, insertions, strict=True)]
+
+
+def teacher_logprobs(model: PreTrainedModel, turns: Sequence[Turn], prompts: Sequence[np.ndarray | None],
+                     temperature: float, *, max_tokens: int, width: int) -> list[np.ndarray]:
+    """Log-probabilities of each turn's response ids after the teacher's prompt; those of the behaviour policy where
+    there is none. # float32 [response_length] each
+
+    Turns whose prompts go on from what came before are read in one pass.
+    """
+    sequences: list[np.ndarray] = [np.zeros(0, np.int64)]
+    places: dict[int, tuple[int, int]] = {}  # of a turn: its sequence, and where in it the response begins
+    for i, (turn, prompt) in enumerate(zip(turns, prompts, strict=True)):
+        if prompt is None:
+            continue
+        if not starts_with(prompt, sequences[-1]):
+            sequences.append(prompt)
+        sequences[-1] = np.concatenate([prompt, turn.response_ids])
+        places[i] = len(sequences) - 1, len(prompt)
+    found = score_sequences(model, sequences, temperature, max_tokens=max_tokens, width=width) if places else []
     result = [turn.logprobs for turn in turns]
-    told = [i for i, insertion in enumerate(insertions) if insertion is not None and len(turns[i].response_ids)]
-    sequences = [np.concatenate([teacher_prompt(template, turns[i], insertions[i], policy.max_context),
-                                 turns[i].response_ids]) for i in told]
-    for i, logprobs in zip(told, score_sequences(policy.model, sequences, temperature, max_tokens=max_tokens,
-                                                 width=width)):
-        result[i] = logprobs[len(logprobs) - len(turns[i].response_ids):]
+    for i, (sequence, start) in places.items():
+        result[i] = found[sequence][start:start + len(turns[i].response_ids)]
+    return result
+
+
+def teacher_divergence(model: PreTrainedModel, states: Tensor, teacher: PreTrainedModel, part: Batch,
+                       temperature: float, *, max_tokens: int, width: int) -> Tensor:
+    """KL(π_T‖π) over the whole vocabulary at the tokens of actions that the teacher has a prompt for, else 0.
+    # float32 [trained]
+
+    `states` are the policy's hidden states before the trained tokens of `part`; the teacher gets no gradient.
+    """
+    trained = np.flatnonzero(part.trained)
+    turns = np.stack([part.trajectory_index, part.turn_index], axis=1)[trained]
+    sequences, ours, theirs = [], [], []  # of each turn: what the teacher reads, and its action's tokens on both sides
+    for turn in np.split(np.arange(len(trained)), np.flatnonzero(np.diff(turns, axis=0).any(1)) + 1):
+        prompt = part.teacher_prompts.get(tuple(turns[turn[0]].tolist())) if len(turn) else None
+        action = np.flatnonzero(part.action_mask[trained[turn]])
+        if prompt is not None and len(action):
+            sequences.append(np.concatenate([prompt, part.token_ids[trained[turn]]]))
+            ours.append(turn[action])
+            theirs.append(len(prompt) + action - 1)
+    result = states.new_zeros(len(trained), dtype=torch.float32)
+    for some in token_parts([len(sequence) for sequence in sequences], max_tokens):
+        rows = pack_rows([sequences[i] for i in some], width)
+        starts = np.cumsum([0, *(len(sequences[i]) for i in some)])
+        before, at = (torch.from_numpy(np.concatenate(places)).to(states.device) for places in (
+            [rows.places[start + theirs[i]] for i, start in zip(some, starts)], [ours[i] for i in some]))
+        with torch.no_grad():
+            told = final_hidden(teacher, rows)[before]
+        result = result.index_copy(0, at, token_divergence(teacher, told, model, states[at], temperature))
     return result

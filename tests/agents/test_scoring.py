@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from transformers import OPTConfig, OPTForCausalLM
 
 from agents import scoring
-from agents.scoring import check_model, final_hidden, pack_rows, score_sequences, token_logprobs, token_parts
+from agents.scoring import (
+    check_model,
+    final_hidden,
+    pack_rows,
+    score_sequences,
+    token_divergence,
+    token_logprobs,
+    token_parts,
+)
 from tests.agents.policies import FAMILIES, logprobs_alone, random_ids, random_policy
 
 
@@ -119,6 +127,24 @@ def test_temperature_divides_logits_and_not_log_probabilities():
     policy.model.get_output_embeddings().forward = lambda hidden: torch.tensor([[2.0, 0.0]])
     logprobs, _ = token_logprobs(policy.model, torch.zeros(1, 32), torch.tensor([0]), 0.5)
     assert logprobs.tolist() == pytest.approx([-0.01815], abs=1e-5)
+
+
+def test_a_divergence_is_over_the_whole_vocabulary_whatever_the_chunks_and_moves_the_other_model_alone(monkeypatch):
+    rng, ours, theirs = np.random.default_rng(6), random_policy(), random_policy(seed=1)
+    hidden, other = (torch.tensor(rng.normal(size=(30, 32)), dtype=torch.float32) for _ in range(2))
+    p, q = (torch.distributions.Categorical(logits=policy.model.get_output_embeddings()(states) / 0.7)
+            for policy, states in ((ours, hidden), (theirs, other)))
+    expected = torch.distributions.kl_divergence(p, q)
+    heads = [policy.model.get_output_embeddings().weight for policy in (ours, theirs)]
+    (exact,) = torch.autograd.grad(expected.sum(), heads[1:])
+    for chunk in (scoring.CHUNK, 279 * 7):
+        monkeypatch.setattr(scoring, "CHUNK", chunk)
+        found = token_divergence(ours.model, hidden, theirs.model, other, 0.7)
+        torch.testing.assert_close(found, expected)
+        of_ours, of_theirs = torch.autograd.grad(found.sum(), heads, allow_unused=True)
+        torch.testing.assert_close(of_theirs, exact, rtol=1e-4, atol=1e-4)
+        assert of_ours is None
+    assert not token_divergence(ours.model, hidden, ours.model, hidden, 0.7).any()
 
 
 def test_entropy_has_a_gradient_only_where_asked(monkeypatch):

@@ -9,9 +9,11 @@ from tests.trainers.algorithms.groups import group, played, quickly
 from trainers.algorithms import GRPO
 from trainers.shaping import (
     TokenTable,
+    bounds,
     centred,
     gate_differences,
     multiplied,
+    preference_gate,
     segment_mean,
     sigmoid,
     whitened,
@@ -90,6 +92,27 @@ def test_a_gate_worked_by_hand():
     # α of logits ±ln 3: ¾ and ¼; returns 1 and 0: liked ¾/1, others ¼/1, so ½. The third is alone.
     result = gate_differences(np.log([3, 1 / 3, 5]), np.array([1.0, 0.0, 1.0]), np.array([0, 0, 1]))
     assert result == pytest.approx([0.5, 0.5, 0.0])
+
+
+def test_a_gate_per_token_worked_by_hand():
+    # Turn means ln 3, −ln 3 and (turn 3) 0, so mean 0; turn 2 has no token. Unit 0: d = ½ as above; unit 1 alone: 0.
+    logprobs, turn = np.log([9, 1, 1 / 3, 1]), np.array([0, 0, 1, 3])
+    arguments = logprobs, turn, np.array([1.0, 0.0, 5.0, 1.0]), np.array([0, 0, 0, 1])
+    gate = preference_gate(*arguments, sharpness=2.0, temperature=1.0)
+    assert gate == pytest.approx([sigmoid(1.0), sigmoid(1.0), sigmoid(1.0), 0.5])
+    # Standardised: d = ½, ½ and 0 have a standard deviation of √2/6.
+    gate = preference_gate(*arguments, sharpness=2.0, temperature=1.0, standardise=True)
+    assert gate == pytest.approx([sigmoid(1 / (2**0.5 / 6))] * 3 + [0.5])
+    # At temperature 2, α = σ(±ln 3 / 2) = .63397, .36603: d is their difference.
+    gate = preference_gate(*arguments, sharpness=2.0, temperature=2.0)
+    assert gate[0] == pytest.approx(sigmoid(2 * 0.26795), abs=1e-5)
+
+
+def test_bounds_worked_by_hand():
+    # The median of .5, 1 and 4 (a spread of 0 is none) is 1.
+    assert bounds(np.array([0.5, 0.0, 1.0, 4.0]), 0.2, adaptive=True) == pytest.approx([0.1, 0, 0.2, 0.2])
+    assert bounds(np.array([0.5, 0.0, 1.0, 4.0]), 0.2, adaptive=False) == pytest.approx([0.2, 0, 0.2, 0.2])
+    assert bounds(np.zeros(2), 0.2, adaptive=True).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("value", [-1e4, -40.0, 0.0, 40.0, 1e4])

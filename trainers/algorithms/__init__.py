@@ -18,11 +18,12 @@ from trainers.algorithms.ppo import PPO
 from trainers.algorithms.rloo import RLOO
 from trainers.algorithms.rloo_plus_plus import RLOOpp
 from trainers.algorithms.serl import SERL
+from trainers.algorithms.skill_distillation import SDAR, SkillSD
 from trainers.algorithms.stamp import STAMP
 from trainers.settings import SettingsError
 
-__all__ = ["ADRS", "DAPO", "FACTOR", "GRPO", "PPO", "RLOO", "SERL", "STAMP", "Algorithm", "GiGPO", "Needs", "PlanPO",
-           "RLOOpp", "Scores", "find_algorithm"]
+__all__ = ["ADRS", "DAPO", "FACTOR", "GRPO", "PPO", "RLOO", "SDAR", "SERL", "STAMP", "Algorithm", "GiGPO", "Needs",
+           "PlanPO", "RLOOpp", "Scores", "SkillSD", "find_algorithm"]
 
 
 def find_algorithm(name: str) -> type[Algorithm]:

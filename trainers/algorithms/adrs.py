@@ -11,7 +11,8 @@ For turn s with tokens j, and the same weights and response ids, ℓᵀ under th
     A ← A ((1−η) + η clip(e^{sgn(A)(ℓᵀ−ℓᵇ)}, 1 ± c))    multiplicative (RLSD): never changes a sign
 
 Z shifts and scales over all tokens of the group. The bound c shrinks where returns (over GiGPO: advantages) differ less
-than in the median group, and groups in which nothing differs get no signal.
+than in the median group, and groups in which nothing differs get no signal. While the signal lasts entropy is rewarded
+more. The authors' automatic η is left out: it rescales a factor of q that cancels in Z.
 """
 
 from collections.abc import Sequence
@@ -19,28 +20,22 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
-from agents.trajectory import Group, Trajectory
+from agents.trajectory import Group
 from trainers.algorithms.base import Needs, Scores
 from trainers.algorithms.gigpo import AnchorStates
 from trainers.algorithms.grpo import GRPO
-from trainers.algorithms.modifier import Modifier
+from trainers.algorithms.skill_teacher import SkillTeacher
 from trainers.credit import EPSILON, Credit
 from trainers.settings import settings
-from trainers.shaping import TokenTable, centred, gate_differences, multiplied, segment_mean, sigmoid, whitened
-from trainers.skills import load_skills
-from trainers.teacher import Insertion
-
-HEADER = "[Privileged Skill Information]"
+from trainers.shaping import TokenTable, bounds, centred, multiplied, preference_gate, sigmoid, whitened
 
 
 @settings
-class SkillShaping(Modifier):
+class SkillShaping(SkillTeacher):
     """Adds to each token's advantage how much a teacher that knows the skills prefers it to the turn's other tokens."""
 
-    skills: str | None = None
-    """TOML file of skills; None: the one in `trainers/skills` for the environment."""
     form: Literal["additive", "multiplicative"] = "additive"
     eta: Annotated[float, Field(ge=0, le=1)] = 0.02
     """η: strength of the signal; 0 is the base."""
@@ -67,6 +62,8 @@ class SkillShaping(Modifier):
     """Steps before the signal sets in."""
     shaping_steps: NonNegativeInt = 50
     """Steps that it lasts; 0: to the end."""
+    shaping_entropy_coefficient: NonNegativeFloat = 0.01
+    """What `entropy_coefficient` is raised to while it lasts."""
 
     @model_validator(mode="after")
     def _check_gate(self):
@@ -77,20 +74,16 @@ class SkillShaping(Modifier):
     @property
     def needs(self) -> Needs:
         needs, reference = super().needs, self.gate == "L1"
-        return replace(needs, teacher_logprobs=True, reference_scores=reference,
-                       reference_logprobs=needs.reference_logprobs or reference)
+        return replace(needs, entropy=needs.entropy or (self.eta > 0 and self.shaping_entropy_coefficient > 0),
+                       reference_scores=reference, reference_logprobs=needs.reference_logprobs or reference)
 
     def active(self, step: int) -> bool:
-        """Whether there is a signal in a step, counted from 0."""
         since = step - self.shaping_warmup_steps
         return self.eta > 0 and since >= 0 and (self.shaping_steps == 0 or since < self.shaping_steps)
 
-    def insertion(self, trajectory: Trajectory, turn: int, step: int) -> Insertion | None:
-        if not self.active(step):
-            return None
-        library = load_skills(trajectory.task.env_id, self.skills)
-        skills = library.match(trajectory.task, trajectory.first_observation)
-        return Insertion(before=f"{HEADER}\n{skills}\n\n")
+    def entropy_weight(self, step: int) -> float:
+        weight = super().entropy_weight(step)
+        return max(weight, self.shaping_entropy_coefficient) if self.active(step) else weight
 
     def advantages(self, groups: Sequence[Group], scores: Scores | None = None,
                    step: int = 0) -> list[list[Credit]]:
@@ -99,7 +92,7 @@ class SkillShaping(Modifier):
             return credits
         table = TokenTable(groups, [self.returns(group) for group in groups])
         before = table.flat([[credit.advantages for credit in members] for members in credits])
-        teacher = table.flat(_given(scores, "teacher_logprobs"))
+        teacher = table.flat(self.given(scores, "teacher_logprobs"))
         if not len(teacher):
             return credits
         if self.form == "multiplicative":
@@ -127,10 +120,8 @@ class SkillShaping(Modifier):
         if level == "none":
             return np.full(len(teacher), 0.5)
         if level == "L1":
-            gaps = teacher - table.flat(_given(scores, "reference_logprobs"))
+            gaps = teacher - table.flat(self.given(scores, "reference_logprobs"))
             return sigmoid(self.gate_sharpness * gaps / (gaps.std() + EPSILON))
-        turns, first = np.unique(table.turn, return_index=True)  # those with a token
-        means = segment_mean(teacher, table.turn)[first]
         if level == "L3":
             returns = [self.step_returns(group) for group in groups]
             states = [self.states(group) for group in groups]
@@ -140,11 +131,8 @@ class SkillShaping(Modifier):
                         zip(group.trajectories, self.returns(group))] for group in groups]
             unit = table.turn_group
         values = np.array([returns[g][i][t] for g, i, t in table.places])
-        difference = gate_differences((means - means.mean()) / self.gate_temperature, values[turns], unit[turns])
-        spread = difference.std() if self.standardise_gate else 1.0
-        gate = np.full(len(values), 0.5)
-        gate[turns] = sigmoid(self.gate_sharpness * difference / (spread or 1.0))
-        return gate[table.turn]
+        return preference_gate(teacher, table.turn, values, unit, sharpness=self.gate_sharpness,
+                               temperature=self.gate_temperature, standardise=self.standardise_gate)
 
     def _bounds(self, groups: Sequence[Group], credits: Sequence[Sequence[Credit]]) -> np.ndarray:
         """c of each group, 0 where nothing differs. # float64 [groups]"""
@@ -155,19 +143,9 @@ class SkillShaping(Modifier):
         else:
             spreads = [values.std(ddof=1) if len(values) > 1 else 0.0 for values in returns]
         spreads = np.where([len(values) > 1 for values in returns], spreads, 0.0)
-        alive = spreads >= EPSILON
-        if not self.adaptive_clip or not alive.any():
-            return self.teacher_clip * alive
-        return self.teacher_clip * alive * np.minimum(1.0, spreads / np.median(spreads[alive]))
+        return bounds(spreads, self.teacher_clip, adaptive=self.adaptive_clip)
 
 
 @settings
 class ADRS(SkillShaping, GRPO):
     """GRPO shaped by a teacher that reads skills; `ADRS+GiGPO` is the same over GiGPO."""
-
-
-def _given(scores: Scores | None, name: str):
-    if (values := getattr(scores, name, None)) is None:
-        raise ValueError(f"ADRS needs scores.{name}, log-probabilities of the sampled tokens: pass what Learner.score "
-                         "gives")
-    return values

@@ -51,10 +51,16 @@ class Needs:
     """`Scores.teacher_logprobs`."""
     teacher_steps: int = 1
     """Steps between copies of the policy's weights to the teacher."""
+    teacher_divergence: bool = False
+    """`LossInput.teacher_divergence` where `Credit.teacher_prompts` says; `teacher_logprobs` must be set."""
     continuations: int = 0
     """Episodes that go on from each anchor; `Scores.continuations`."""
     continuation_turns: int = 0
     """Turns that each of them plays at most."""
+
+    def teacher_copy(self, gradient_steps: int) -> bool:
+        """Whether the teacher's weights must be kept beside the policy's, which takes so many steps per batch."""
+        return self.teacher_logprobs and (self.teacher_steps > 1 or (self.teacher_divergence and gradient_steps > 1))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,6 +71,8 @@ class Scores:
     """Of the state before each token; where the algorithm has a critic."""
     teacher_logprobs: PerTurn | None = None
     """Of the sampled tokens, by the policy that `Algorithm.insertion` told more."""
+    teacher_prompts: Sequence[Sequence[Sequence[np.ndarray | None]]] | None = None
+    """What that policy read before each turn; None where it was told nothing. # int64 [prompt_length] each"""
     reference_logprobs: PerTurn | None = None
     """Of the sampled tokens, by the model that training started from."""
     continuations: Sequence[Sequence[Mapping[int, Sequence[Trajectory]]]] | None = None
@@ -166,8 +174,12 @@ class Algorithm:
                                  clip_low=self.clip_low, clip_high=self.clip_high, dual_clip=self.dual_clip,
                                  ratio=self.ratio, sequence_index=tokens.trajectory_index, turn_index=tokens.turn_index)
 
+    def entropy_weight(self, step: int) -> float:
+        """Weight of the entropy bonus in a step, counted from 0."""
+        return self.entropy_coefficient
+
     def loss(self, tokens: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
-        """policy_loss + kl_coefficient · KL − entropy_coefficient · entropy, aggregated over the batch; and metrics.
+        """policy_loss + kl_coefficient · KL − entropy_weight · entropy, aggregated over the batch; and metrics.
 
         Loss and metrics are this micro-batch's share: their sums over all micro-batches and ranks are the whole batch's
         loss and its means per token (`loss` and `policy_loss` by `aggregation`). Metrics carry no gradient.
@@ -180,9 +192,9 @@ class Algorithm:
             reference_logprobs = _given(tokens.reference_logprobs, "reference_logprobs", "kl_coefficient")
             per_token["kl"] = kl(tokens.logprobs, reference_logprobs, self.kl_estimator)
             total = total + self.kl_coefficient * per_token["kl"]
-        if self.entropy_coefficient > 0:
+        if (entropy_weight := self.entropy_weight(tokens.step)) > 0:
             per_token["entropy"] = _given(tokens.entropy, "entropy", "entropy_coefficient")
-            total = total - self.entropy_coefficient * per_token["entropy"]
+            total = total - entropy_weight * per_token["entropy"]
         loss = self.aggregate(total, tokens)
         metrics = {"loss": loss, "policy_loss": self.aggregate(policy_loss, tokens)}
         metrics |= {name: aggregate(values, counts=tokens.counts) for name, values in per_token.items()}

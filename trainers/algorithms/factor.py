@@ -13,10 +13,9 @@ Allocation to tokens (HTA). A teacher, the policy that reads what the environmen
 
     L = mean over actions of the mean over its tokens of the clipped surrogate with C
         + mean over the other sampled tokens of the clipped surrogate with A^seq
-        + λ_k · mean over action tokens of w_j (log π_T − log π),    w = sg π_T/π_b up to 10
+        + λ_k · mean over action tokens of KL(π_T‖π)
 
-η_k = 0.7 max(1 − k/50, 0) from step k = 11, λ_k = max(1 − k/50, 0). The last term is the forward KL(π_T‖π) estimated at
-the sampled tokens (ours; the authors sum over the vocabulary).
+η_k = 0.7 max(1 − k/50, 0) from step k = 11, λ_k = max(1 − k/50, 0).
 """
 
 from collections.abc import Sequence
@@ -36,8 +35,6 @@ from trainers.loss import LossInput, aggregate
 from trainers.settings import settings
 from trainers.teacher import Insertion, feedback
 from trainers.value_head import ValueHeadCritic, ValueHeadSettings
-
-MAX_TEACHER_RATIO = 10.0
 
 
 @settings
@@ -73,7 +70,8 @@ class FACTOR(Algorithm):
     @property
     def needs(self) -> Needs:
         return replace(super().needs, teacher_logprobs=self.allocation > 0 or self.teacher_kl_coefficient > 0,
-                       continuations=self.continuations, continuation_turns=self.continuation_turns)
+                       teacher_divergence=self.teacher_kl_coefficient > 0, continuations=self.continuations,
+                       continuation_turns=self.continuation_turns)
 
     def make_critic(self, policy: Policy, optimizer) -> ValueHeadCritic:
         return ValueHeadCritic(policy, self.value_head, optimizer)
@@ -100,7 +98,8 @@ class FACTOR(Algorithm):
             (uniform,) = self.credits([group], [whole])
             result.append([credit if credit.excluded or not trajectory.turns else replace(
                 credit, advantages=self._advantages(trajectory, outcomes[i], whole[i], scores, (g, i), step),
-                extra=self._extra(trajectory, outcomes[i], mean, spread, scores, (g, i), step))
+                extra=self._targets(trajectory, outcomes[i], mean, spread, scores, (g, i)),
+                teacher_prompts=tuple(_at(scores.teacher_prompts, (g, i)) or ()))
                 for i, (trajectory, credit) in enumerate(zip(group.trajectories, uniform))])
         return result
 
@@ -128,20 +127,16 @@ class FACTOR(Algorithm):
                                                            temperature=self.allocation_temperature)
         return tuple(advantages)
 
-    def _extra(self, trajectory: Trajectory, outcome: float, mean: float, spread: float, scores: Scores,
-               place: tuple[int, int], step: int) -> dict[str, tuple[np.ndarray, ...]]:
-        """What value head and KL term learn from; the former at the first token of each anchor's turn."""
-        def filled(value: float) -> tuple[np.ndarray, ...]:
-            return tuple(np.full(len(turn.response_ids), value, np.float32) for turn in trajectory.turns)
-        targets, weights, teacher = filled(0.0), filled(0.0), _at(scores.teacher_logprobs, place)
+    def _targets(self, trajectory: Trajectory, outcome: float, mean: float, spread: float, scores: Scores,
+                 place: tuple[int, int]) -> dict[str, tuple[np.ndarray, ...]]:
+        """What the value head learns from, at the first token of each anchor's turn."""
+        targets, weights = ([np.zeros(len(turn.response_ids), np.float32) for turn in trajectory.turns]
+                            for _ in range(2))
         for turn, branches in (_at(scores.continuations, place) or {}).items():
             rewards = [reward for branch in branches if (reward := self.reward(branch)) is not None]
             targets[turn][:1] = np.mean([(reward - mean) / spread for reward in rewards] or outcome)
             weights[turn][:1] = 1.0
-        extra = {"value_targets": targets, "value_weights": weights}
-        if teacher and self._teacher_weight(step) > 0:
-            extra |= {"teacher_logprobs": tuple(teacher), "teacher_weights": filled(self._teacher_weight(step))}
-        return extra
+        return {"value_targets": tuple(targets), "value_weights": tuple(weights)}
 
     def aggregate(self, loss: Tensor, tokens: LossInput) -> Tensor:
         """The mean over actions of their tokens' mean, and the mean over the other tokens."""
@@ -152,13 +147,12 @@ class FACTOR(Algorithm):
 
     def loss(self, tokens: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
         loss, metrics = super().loss(tokens)
-        if "teacher_weights" not in tokens.extra:
+        weight = self._teacher_weight(tokens.step)
+        if tokens.teacher_divergence is None or weight == 0:
             return loss, metrics
-        teacher, counts = tokens.extra["teacher_logprobs"], tokens.counts
-        ratio = (teacher - tokens.behaviour_logprobs).exp().clamp(max=MAX_TEACHER_RATIO)
-        divergence = tokens.extra["teacher_weights"] * ratio * (teacher - tokens.logprobs)
-        teacher_kl = aggregate(divergence, tokens.action_mask, counts=replace(counts, tokens=counts.action_tokens))
-        total = loss + teacher_kl
+        teacher_kl = aggregate(tokens.teacher_divergence, tokens.action_mask,
+                               counts=replace(tokens.counts, tokens=tokens.counts.action_tokens))
+        total = loss + weight * teacher_kl
         return total, {**metrics, "loss": total.detach(), "teacher_kl": teacher_kl.detach()}
 
     def _share(self, step: int) -> float:

@@ -18,6 +18,7 @@ from trainers.algorithms.base import Needs, Scores
 from trainers.algorithms.grpo import GRPO
 from trainers.credit import Credit
 from trainers.settings import settings
+from trainers.shaping import multiplied
 from trainers.teacher import Insertion, feedback
 
 
@@ -54,9 +55,7 @@ class SERL(GRPO):
 
     def _weighed(self, span: tuple[int, int], advantages: np.ndarray, gap: np.ndarray, mixing: float) -> np.ndarray:
         at, result = slice(*span), advantages.copy()
-        bounds = np.log1p([-self.weight_clip, self.weight_clip])
-        weight = np.exp(np.clip(np.sign(advantages[at]) * gap[at], *bounds))
-        result[at] *= (1 - mixing) + mixing * weight
+        result[at] = multiplied(advantages[at], gap[at], mixing, self.weight_clip)
         return result
 
     def _mixing(self, step: int) -> float:

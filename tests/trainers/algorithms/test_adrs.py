@@ -12,8 +12,9 @@ from envs.core import Task
 from tests.agents.policies import random_policy
 from tests.trainers.algorithms.groups import group, played, quickly, random_groups, same
 from tests.trainers.runs import start
+from tests.trainers.test_algorithms import tokens
 from trainers.algorithms import ADRS, GRPO, Scores, find_algorithm
-from trainers.algorithms.adrs import HEADER
+from trainers.algorithms.skill_teacher import HEADER
 from trainers.learner import Learner, OptimizerSettings
 from trainers.settings import SettingsError, validate
 from trainers.transcripts import read_trajectories
@@ -81,6 +82,18 @@ def test_the_window_is_steps_21_to_70_by_default_and_may_be_open():
     assert [step for step in range(200) if ADRS().active(step)] == list(range(20, 70))
     assert [step for step in range(5) if ADRS(shaping_warmup_steps=3, shaping_steps=0).active(step)] == [3, 4]
     assert not ADRS(eta=0.0, **ALWAYS).active(5)
+
+
+def test_entropy_is_rewarded_more_while_the_signal_lasts_and_never_less():
+    algorithm = ADRS(entropy_coefficient=0.001)
+    assert [algorithm.entropy_weight(step) for step in (0, 19, 20, 69, 70)] == [0.001, 0.001, 0.01, 0.01, 0.001]
+    assert ADRS(entropy_coefficient=0.05).entropy_weight(20) == 0.05
+    batch = tokens()
+    for step, weight in ((0, 0.001), (20, 0.01)):
+        base, at = GRPO(entropy_coefficient=weight).loss(batch)[0], replace(batch, step=step)
+        assert algorithm.loss(at)[0] == base and GRPO(entropy_coefficient=0.5).loss(at)[0] != base
+    neutral = ADRS(eta=0.0, **ALWAYS)
+    assert neutral.loss(batch)[0] == GRPO().loss(batch)[0] and not neutral.needs.entropy and ADRS().needs.entropy
 
 
 @pytest.mark.parametrize("options", EVERY_WAY)

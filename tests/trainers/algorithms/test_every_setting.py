@@ -1,4 +1,4 @@
-"""No setting of GiGPO, PlanPO, STAMP and ADRS is without effect on what they say of a batch."""
+"""No setting of GiGPO, PlanPO, STAMP, ADRS, SDAR and SkillSD is without effect on what they say of a batch."""
 
 from dataclasses import fields, replace
 
@@ -8,12 +8,14 @@ import pytest
 from agents.trajectory import Turn
 from envs.core import Task
 from tests.trainers.algorithms.groups import group, played
-from trainers.algorithms import ADRS, STAMP, Algorithm, GiGPO, PlanPO, Scores, find_algorithm
+from tests.trainers.test_algorithms import tokens
+from trainers.algorithms import ADRS, SDAR, STAMP, Algorithm, GiGPO, PlanPO, Scores, SkillSD, find_algorithm
 
 UNITS = [{"id": name, "aliases": [name], "documents": [document]}
          for name, document in [("x", "a"), ("y", "b"), ("gold", "c")]]
 TASK = Task(key="", env_id="turngym/ALFWorld-v0", family="heat", data={"evidence": {"entities": UNITS},
                                                                       "answers": ["gold"]})
+LOSS_INPUT = replace(tokens(), extra={"teacher_logprobs": tokens().behaviour_logprobs + 0.5}, step=4)
 OVER_GIGPO = find_algorithm("ADRS+GiGPO")
 BASE = {ADRS: {"shaping_warmup_steps": 0, "eta": 0.5}, OVER_GIGPO: {"shaping_warmup_steps": 0, "eta": 0.5}}
 # setting: another value
@@ -27,7 +29,10 @@ CASES = {
     ADRS: GROUP | {"form": "multiplicative", "eta": 0.1, "teacher_clip": 0.1, "adaptive_clip": False, "sign": -1,
                    "positive_only": True, "standardise_over": "batch", "gate": "none",
                    "gate_position": "before_whiten", "gate_sharpness": 9.0, "gate_temperature": 9.0,
-                   "standardise_gate": True, "shaping_warmup_steps": 5, "shaping_steps": 3, "skills": "mine.toml"},
+                   "standardise_gate": True, "shaping_warmup_steps": 5, "shaping_steps": 3, "skills": "mine.toml",
+                   "shaping_entropy_coefficient": 0.1},
+    SDAR: GROUP | {"skills": "mine.toml", "distillation_coefficient": 0.1, "gate_sharpness": 1.0},
+    SkillSD: GROUP | {"skills": "mine.toml", "distillation_coefficient": 0.1},
     OVER_GIGPO: {"gate": "L3"},
 }
 
@@ -54,7 +59,8 @@ def said(algorithm, batch):
     groups, scores = batch
     insertion = None if algorithm.__dict__.get("skills") else algorithm.insertion(groups[0].trajectories[0], 0, 4)
     credits = algorithm.advantages(groups, scores, 4)
-    return (insertion, algorithm.aggregation,
+    loss = algorithm.loss(LOSS_INPUT)[0].item()
+    return (insertion, algorithm.aggregation, loss,
             [turn.tolist() for members in credits for credit in members for turn in credit.advantages])
 
 
@@ -65,6 +71,6 @@ def test_every_setting_shows(algorithm, name, batch):
     assert said(algorithm(**base | {name: CASES[algorithm][name]}), batch) != said(algorithm(**base), batch)
 
 
-@pytest.mark.parametrize("algorithm", [GiGPO, PlanPO, STAMP, ADRS])
+@pytest.mark.parametrize("algorithm", [GiGPO, PlanPO, STAMP, ADRS, SDAR, SkillSD])
 def test_the_table_holds_every_setting(algorithm):
     assert set(CASES[algorithm]) >= {f.name for f in fields(algorithm)} - {f.name for f in fields(Algorithm)}

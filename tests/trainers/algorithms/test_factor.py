@@ -1,5 +1,7 @@
 """FACTOR, and SERL beside it: actions share out the return, their tokens the action's credit; nothing is lost."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.trajectory import Group, Trajectory, Turn
+from tests.agents.policies import random_policy
 from tests.trainers.algorithms.groups import quickly, same
 from tests.trainers.runs import rows, start
+from tests.trainers.trajectories import conversation
 from trainers.action_credit import choose_anchors, hindsight_weights, temporal_difference_credit
 from trainers.algorithms import FACTOR, GRPO, RLOO, SERL, Scores
 from trainers.batch import pack
+from trainers.learner import Learner, OptimizerSettings
 from trainers.loss import LossInput, clipped_surrogate
 from trainers.settings import SettingsError, validate
 
@@ -178,9 +183,13 @@ def test_f7_no_weight_is_above_its_bound(gap, credit, share):
 @quickly
 def test_f3_tokens_have_the_sign_of_their_action_s_credit(case):
     group, scores = case
-    (credits,) = FACTOR().advantages([group], scores, LATE)
-    for _, _, values in actions(group, credits):
-        assert len(set(np.sign(values))) == 1
+    (credits,) = FACTOR(baseline="none").advantages([group], scores, LATE)
+    for trajectory, values, credit in zip(group.trajectories, scores.values[0], credits):
+        if credit.excluded:
+            continue
+        right = temporal_difference_credit(np.array([turn[0] for turn in values]), trajectory.reward, 0.0)
+        for turn, its_credit, advantages in zip(trajectory.turns, right, credit.advantages):
+            assert (np.sign(advantages[slice(*turn.action_span)]) == np.sign(its_credit)).all()
 
 
 @given(case=cases(), step=st.sampled_from([0, LATE, 80]))
@@ -313,23 +322,61 @@ def test_the_mean_over_tokens_is_another_loss():
 
 
 def test_the_teacher_term_worked_by_hand():
-    # One action of two tokens, log π_T − log π_b = log 2 and −log 2 on policy: mean of 2 log 2 and −.5 log 2, times λ.
-    group = Group(trajectories=[played(0.0, (0, 2))])
-    teacher = np.array([-1 + np.log(2), -1 - np.log(2), 5.0, 5.0], np.float32)
-    scores = Scores(teacher_logprobs=[[[teacher]]])
-    factor, step = FACTOR(baseline="none", teacher_kl_coefficient=0.5), 24  # 25 of 50 steps: λ = .25
-    (credits,) = factor.advantages([group], scores, step)
-    batch = loss_input(group, credits)
-    loss, metrics = factor.loss(batch)
-    assert metrics["teacher_kl"].item() == pytest.approx(0.25 * (2 - 0.5) * np.log(2) / 2, rel=1e-5)
-    # Its gradient pulls towards the teacher: −λ w / tokens at the action's tokens, nothing elsewhere.
-    assert torch.autograd.grad(loss, batch.logprobs)[0].tolist() == pytest.approx([-0.25, -0.0625, 0, 0], rel=1e-5)
+    # Divergences .2 and .4 at the action's two tokens (what lies elsewhere does not count), λ = .5 · (1 − 25/50) = .25.
+    group = Group(trajectories=[played(1.0, (0, 2))])
+    factor = FACTOR(baseline="none", teacher_kl_coefficient=0.5)
+    batch = loss_input(group, factor.advantages([group])[0])
+    divergence = torch.tensor([0.2, 0.4, 9.0, 9.0], dtype=torch.float64, requires_grad=True)
+    told = replace(batch, teacher_divergence=divergence, step=24)
+    loss, metrics = factor.loss(told)
+    assert metrics["teacher_kl"].item() == pytest.approx(0.3)
+    assert loss.item() == pytest.approx(factor.loss(batch)[0].item() + 0.25 * 0.3) == metrics["loss"].item()
+    assert torch.autograd.grad(loss, divergence)[0].tolist() == pytest.approx([0.125, 0.125, 0, 0])
 
 
 def test_after_the_decay_there_is_no_teacher_term():
     group = Group(trajectories=[played(0.0, (0, 2))])
-    (credits,) = FACTOR().advantages([group], Scores(teacher_logprobs=[[[np.zeros(4, np.float32)]]]), 49)
-    assert "teacher_kl" not in FACTOR().loss(loss_input(group, credits))[1]
+    batch = loss_input(group, FACTOR().advantages([group])[0])
+    for step, there in ((48, True), (49, False)):
+        told = replace(batch, teacher_divergence=torch.ones(4, dtype=torch.float64), step=step)
+        assert ("teacher_kl" in FACTOR().loss(told)[1]) == there
+
+
+@pytest.mark.parametrize("gradient_steps", [1, 2])
+def test_the_teacher_term_is_the_exact_divergence_from_the_policy_before_the_update(gradient_steps):
+    policy = random_policy(max_position_embeddings=256)
+    policy.tokenizer.chat_template = None
+    talk = conversation([5, 6], [7, 8, 9], [10], [11, 12], [13], [14])
+    turns = [replace(turn, action_span=span, observation=str(i))
+             for i, (turn, span) in enumerate(zip(talk.turns, [(1, 3), (0, 2), (0, 0)]))]
+    some = Group(trajectories=[replace(talk, turns=turns, reward=reward) for reward in (1.0, 0.0)])
+    factor = FACTOR(teacher_kl_coefficient=1.0)
+    learner = Learner(policy, factor, OptimizerSettings(epochs=gradient_steps, micro_batch_tokens=9), temperature=0.7)
+    scores = learner.score([some], 0)
+    batch = pack([some], factor.advantages([some], scores), 0)
+    if gradient_steps == 2:  # as after the first of them
+        for weight in policy.model.parameters():
+            weight.data.mul_(0.9)
+
+    def logits(model, prompt, response):
+        return model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1:-1] / 0.7
+    divergences = []
+    for turn, prompt in zip(turns, scores.teacher_prompts[0][0]):
+        theirs = logits(learner.teacher, prompt, turn.response_ids).log_softmax(-1).detach()
+        ours = logits(policy.model, turn.prompt_ids, turn.response_ids).log_softmax(-1)
+        divergences.append((theirs.exp() * (theirs - ours)).sum(-1)[slice(*turn.action_span)])
+    expected = torch.cat(divergences).mean()
+    metrics = learner.accumulate_gradients(batch)
+    assert metrics["teacher_kl"] == pytest.approx(expected.item(), rel=1e-4) and expected > 1e-3
+    both = [weight.grad.clone() for weight in learner.parameters]
+    policy.model.zero_grad()
+    plain_learner = Learner(policy, FACTOR(teacher_kl_coefficient=0.0), OptimizerSettings(), temperature=0.7)
+    plain_learner.accumulate_gradients(batch)
+    without = [p.grad.clone() for p in learner.parameters]
+    policy.model.zero_grad()
+    (factor._teacher_weight(0) * expected).backward()
+    for weight, with_it, plain_gradient in zip(learner.parameters, both, without):
+        torch.testing.assert_close(with_it - plain_gradient, weight.grad, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("data, message", [
