@@ -49,7 +49,7 @@ def measure(*, quick: bool, step_seconds: float | None) -> dict[str, Any]:
         if isinstance(kind, type) and issubclass(kind, Algorithm) and kind is not Algorithm:
             algorithm = kind()
             times = _times(lambda: algorithm.advantages(groups, scores, STEP), 2 if quick else REPEATS)  # noqa: B023
-            low, median, high = statistics.quantiles(times, n=4)
+            low, median, high = statistics.quantiles(times, n=4, method="inclusive")
             found[name] = {"seconds": median, "low": low, "high": high, "share": median / step_seconds}
     return {"size": size, "step_seconds": step_seconds, "algorithms": found}
 

@@ -1,7 +1,8 @@
 """One process of `scripts.bench envs`. It reads a job as a line of JSON and answers so; nothing of the trainers is
 imported, so that its memory is the environments' own.
 
-    {"work": "record", "env": ID, "walks": n, "turns": n, "seconds": s}   ->  {"walks": [{"task": i, "actions": [...]}]}
+    {"work": "record", "env": ID, "walks": n, "turns": n, "seconds": s}
+        ->  {"walks": [{"task": index in its split, "key": its key, "actions": [...]}]}
     {"work": "play", "env": ID, "walks": [...], "instances": n, "seconds": s}
         ->  {"ready": true}, and after one more line of input {"steps", "seconds", "median", "reset", "memory"}
     {"work": "engine", "env": ID, "walks": [...], "engine": i, "seconds": s}   ->  {"env": median, "engine": median}
@@ -59,7 +60,7 @@ def record(env_id: str, count: int, turns: int, seconds: float) -> list[dict[str
             actions.append(env.parse(env.random_action(rng)).text)
             _, _, terminated, truncated, _ = env.step(actions[-1])
             over = terminated or truncated
-        walks.append({"task": index, "actions": actions})
+        walks.append({"task": index, "key": env.task.key, "actions": actions})
         if time.perf_counter() > end:
             break
     env.close()

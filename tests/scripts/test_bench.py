@@ -1,0 +1,87 @@
+"""`scripts.bench` measures all that there is, and says why it skips something."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+import trainers.algorithms
+from scripts import bench
+from scripts._bench import instances, rollout
+from trainers.algorithms import Algorithm
+
+
+def measure(tmp_path, *arguments):
+    assert bench.main([*arguments, "--quick", "--out", str(tmp_path / "f.json")]) == 0
+    return json.loads((tmp_path / "f.json").read_text())
+
+
+def test_the_credit_of_every_algorithm_is_timed(tmp_path, capsys):
+    found = measure(tmp_path, "credit", "--step-seconds", "2.0")
+    kinds = {name for name in trainers.algorithms.__all__ if isinstance(getattr(trainers.algorithms, name), type)
+             and issubclass(getattr(trainers.algorithms, name), Algorithm)}
+    assert found["algorithms"].keys() == kinds - {"Algorithm"} >= {"GRPO", "GiGPO", "PlanPO", "STAMP", "FACTOR", "PPO"}
+    shown = capsys.readouterr().out
+    for name, row in found["algorithms"].items():
+        assert 0 < row["low"] <= row["seconds"] <= row["high"] and name in shown
+        assert row["share"] == pytest.approx(row["seconds"] / 2.0)
+
+
+def test_without_a_steps_seconds_one_is_measured(tmp_path):
+    assert measure(tmp_path, "credit")["step_seconds"] > 0
+
+
+def test_no_token_is_sampled_for_an_episode_that_is_over_and_keeping_changes_none(tmp_path, capsys):
+    found = measure(tmp_path, "rollout")
+    assert found["skewed"]["asynchronous"]["wasted_tokens"] == 0
+    for name in ("asynchronous", "lock_step"):
+        assert 0 <= found["skewed"][name]["engine_idle"] < 1
+    kept = found["kept"]
+    # 2 episodes, prompts of 16, 28 and 40 tokens. Re-prefilling reads all 2 x 84; keeping reads the first 16, then the
+    # 8 of each observation and the last of the response, which was sampled but not read.
+    assert kept["same_tokens"] and kept["re_prefilling"]["prefilled_tokens"] == 168
+    assert kept["keeping"]["prefilled_tokens"] == 2 * (16 + 2 * 9)
+    assert "engine idle" in capsys.readouterr().out
+
+
+def test_environments_are_measured_in_one_and_two_processes_or_skipped_with_a_reason(tmp_path, capsys):
+    found = measure(tmp_path, "envs", "--env", "turngym/Countdown-v0", "--env", "turngym/Missing-v0")
+    countdown = found["turngym/Countdown-v0"]
+    assert [(row["instances"], row["processes"]) for row in countdown["rows"]] == [(1, 1), (2, 1), (2, 2)]
+    assert all(row["steps_per_second"] > 0 and row["memory"] > 1e6 for row in countdown["rows"])
+    assert "Missing" in found["turngym/Missing-v0"]["skipped"]
+    assert "skipped: NameNotFound" in capsys.readouterr().out
+
+
+def test_every_built_in_environment_is_registered_for_the_table():
+    assert {"turngym/Countdown-v0", "turngym/Search-v0"} <= set(bench.environments.registered())
+
+
+def test_walks_are_played_again_as_they_were_recorded():
+    walks = instances.record("turngym/Countdown-v0", 2, 5, seconds=60)
+    assert len(walks) == 2 and all(1 <= len(walk["actions"]) <= 5 for walk in walks)
+    players = [instances.Player("turngym/Countdown-v0", walks, i) for i in range(3)]
+    assert [player.env.task.key for player in players] == [walks[0]["key"], walks[1]["key"], walks[0]["key"]]
+    found = instances.play(players, seconds=0)
+    assert found["steps"] == 3 and found["seconds"] > 0
+
+
+@pytest.mark.skipif(find_spec("alfworld") is None, reason="needs the extra alfworld")
+def test_an_engine_is_measured_on_the_environments_own_actions():
+    walks = instances.record("turngym/ALFWorld-v0", 1, 5, seconds=0)
+    found = instances.beside_engine("turngym/ALFWorld-v0", walks, 0, seconds=0)
+    assert found["env"] > 0 and found["engine"] > 0
+
+
+def test_a_slow_environment_answers_and_ends_at_its_limit():
+    env = rollout.Slow(max_turns=2)
+    env.reset(options={"task": rollout.Task(key="0", data={"latency": 0.0})})
+    assert env.step("a")[3] is False and env.step("b")[3] is True
+
+
+@pytest.mark.parametrize("arguments", [[], ["trian"], ["envs", "--out", "no/such/folder/f.json"],
+                                       ["credit", "--step-seconds", "0"], ["credit", "--step-seconds", "nan"]])
+def test_wrong_arguments_end_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as exit:
+        bench.main(arguments)
+    assert exit.value.code == 2
