@@ -127,9 +127,9 @@ def test_make_names_the_nearest_id():
         envs.make("turngym/Countdown-v9")
 
 
-def test_make_takes_text_environments_only():
-    with pytest.raises(TypeError, match=r"CartPole-v1.*TextEnv"):
-        envs.make("CartPole-v1")
+def test_make_takes_environments_with_text_or_discrete_actions_only():
+    with pytest.raises(TypeError, match=r"Pendulum-v1.*discrete.*TextEnv"):
+        envs.make("Pendulum-v1")
 
 
 def test_make_passes_options_and_knows_its_id():
