@@ -71,11 +71,16 @@ def normalise_within(values: np.ndarray, index: np.ndarray, *, divide_by_std: bo
     """`normalise` among the values of equal `index`; a value alone gives 0, without a warning. # float64 [values]"""
     result = np.where(np.isnan(values), np.nan, 0.0)
     scored = np.flatnonzero(~np.isnan(values))
-    scored = scored[np.argsort(index[scored], kind="stable")]
-    for members in np.split(scored, np.flatnonzero(np.diff(index[scored])) + 1):
+    for members in (scored[places] for places in equal(index[scored])):
         if len(members) > 1:
             result[members] = normalise(values[members], divide_by_std=divide_by_std)
     return result
+
+
+def equal(index: np.ndarray) -> list[np.ndarray]:
+    """For each number in `index` the places where it stands. # int64 [places] each"""
+    order = np.argsort(index, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(index[order])) + 1)
 
 
 def by_trajectory(trajectories: Sequence[Trajectory], values: np.ndarray) -> list[np.ndarray]:

@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 
 from agents.trajectory import Group
-from trainers.credit import EPSILON, Credit
+from trainers.credit import EPSILON, Credit, equal
+from trainers.loss import MAX_LOG_RATIO
 
 TINY = 1e-8
 """Added to standard deviations, variances and sums of weights before dividing by them."""
-MAX_GAP = 20.0
-"""Log-ratios are clamped to ± this before `exp`."""
 
 
 class TokenTable:
@@ -70,8 +69,7 @@ def gate_differences(logits: np.ndarray, returns: np.ndarray, index: np.ndarray)
     that of the others (weights 1 − α). Exactly 0 where the unit is alone, or α or the return is the same for all.
     # float64 [units]"""
     result = np.zeros(len(logits))
-    order = np.argsort(index, kind="stable")
-    for members in np.split(order, np.flatnonzero(np.diff(index[order])) + 1):
+    for members in equal(index):
         if len(members) > 1 and np.ptp(returns[members]) > 0 and np.ptp(logits[members]) > 0:
             liked, others = sigmoid(logits[members]), sigmoid(-logits[members])
             result[members] = (liked @ returns[members] / (liked.sum() + TINY)
@@ -106,5 +104,5 @@ def bounds(spreads: np.ndarray, clip: float, *, adaptive: bool) -> np.ndarray:
 
 def multiplied(advantages: np.ndarray, gap: np.ndarray, strength: float, clip: float) -> np.ndarray:
     """A ((1 − strength) + strength · clip(e^{sgn(A) gap}, 1 ± clip)): no sign changes. # [tokens]"""
-    ratio = np.exp(np.clip(np.sign(advantages) * gap, -MAX_GAP, MAX_GAP))
+    ratio = np.exp(np.clip(np.sign(advantages) * gap, -MAX_LOG_RATIO, MAX_LOG_RATIO))
     return advantages * ((1 - strength) + strength * np.clip(ratio, 1 - clip, 1 + clip))

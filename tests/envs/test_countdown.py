@@ -55,7 +55,7 @@ def test_a_wrong_answer_ends_the_episode_without_reward(env):
 
 @pytest.mark.parametrize("call", ["__import__('os').getpid()", "().__class__.__base__", "9**9**9**9", "1/0",
                                   "'a'*10**9", "(" * 5000, "", "no"])
-def test_a_malformed_call_gets_a_short_error_and_the_episode_goes_on(env, call):
+def test_c3_a_malformed_call_gets_a_short_error_and_the_episode_goes_on(env, call):
     start(env)
     started = time.monotonic()
     observation, _, terminated, truncated, info = env.step(f"<tool>{call}</tool>")
@@ -143,7 +143,7 @@ def keys(env, split, count=None):
 
 @pytest.mark.parametrize("options", [{}, {"min_numbers": 2, "max_numbers": 6}, {"max_numbers": 3, "largest_number": 20},
                                      {"smallest_target": -20, "largest_target": 0}])
-def test_splits_are_distinct_and_never_in_training(options):
+def test_c5_splits_are_distinct_and_never_in_training(options):
     env = envs.make(ID, **options)
     heldout, test, train = keys(env, "heldout"), keys(env, "test"), keys(env, "train", 3000)
     assert (len(set(heldout)), len(set(test)), len(env.tasks("train"))) == (1024, 50, 1_000_000)

@@ -31,7 +31,7 @@ def test_the_calculator_is_exact(expression, value):
     "lambda:1", "3;8", "1.2.3", "9" * 201, "-" * 300 + "1", "1+" * 5000 + "1", "<tool>3</tool>",
     "3 plus 8", "{3}", "5!",
 ])
-def test_what_is_no_arithmetic_is_an_error_at_once(expression):
+def test_c4_what_is_no_arithmetic_is_an_error_at_once(expression):
     started = time.monotonic()
     assert calculate(expression) == "error"
     assert time.monotonic() - started < 0.2
@@ -110,7 +110,7 @@ def answer(expression):
     ([3, 8], 24, "3*8, 8*3", 0), ([3, 8], 24, "[3*8][0]", 0), ([3, 8], 24, "3*8 # 24", 0),
     ([3, 8], 24, "print(3*8)", 0), ([3, 8], 24, "3*8 if True else 0", 0),
 ])
-def test_an_answer_uses_every_number_once_and_reaches_the_target(numbers, target, expression, right):
+def test_c2_an_answer_uses_every_number_once_and_reaches_the_target(numbers, target, expression, right):
     assert score_countdown(numbers, target, answer(expression)) == right
 
 

@@ -123,7 +123,7 @@ def test_rloo_plus_plus_scales_the_batch():
 @given(batches)
 @quickly
 @alone
-def test_rloo_plus_plus_has_its_target_spread_in_every_batch(batch):
+def test_c6_rloo_plus_plus_has_its_target_spread_in_every_batch(batch):
     result = np.concatenate(values(RLOOpp(target_std=0.7), *[group(*rewards) for rewards in batch]))
     result = result[~np.isnan(result)]
     assert len(result) < 2 or not result.any() or result.std(ddof=1) == pytest.approx(0.7, rel=1e-4)
