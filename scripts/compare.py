@@ -42,7 +42,8 @@ GRID = 100
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 a run failed, 2 wrong arguments or settings, 130 interrupted."""
+    """Exit codes: 0 done, 1 a run failed or results cannot be read or written, 2 wrong arguments or settings, 130
+    interrupted."""
     console = Console()
     try:
         return compare(*parse(argv), console)
@@ -103,10 +104,18 @@ def compare(arguments: argparse.Namespace, overrides: list[str], console: Consol
     budgets = {c.environment: c.budget() for c in comparisons}
     known = [c for c in comparisons if budgets[c.environment]]
     run([job for c in known for job in jobs_of(c, c.algorithms, c.seeds, budgets[c.environment])])
-    results = {c.environment: result(c, budgets[c.environment]) for c in known}
-    for environment, found in results.items():
-        show(environment, found, arguments.algorithms[0], console)
-    write(arguments, results, failures)
+    results = {}
+    for comparison in known:
+        name = comparison.environment
+        try:
+            results[name] = result(comparison, budgets[name])
+            show(name, results[name], arguments.algorithms[0], console)
+        except (OSError, ValueError) as error:
+            failures[name] = str(error)
+    try:
+        write(arguments, results, failures)
+    except OSError as error:
+        failures["writing the results"] = str(error)
     for name, failure in failures.items():
         console.error(f"{name} failed: {failure}")
     return 1 if failures else 0
@@ -140,7 +149,7 @@ def result(comparison: Comparison, budget: Cost) -> dict[str, Any]:
     curves = {algorithm: {seed: read_curve(run) for seed, run in by_seed.items() if finished(run)}
               for algorithm, by_seed in runs.items()}
     if not any(curves.values()):
-        return {"budget": budget._asdict(), "panel_sha256": "", "curves": {}, "summary": {}}
+        raise ValueError("no run has finished")
     return {"budget": budget._asdict(), "panel_sha256": panel_of(curves), "curves": curves,
             "summary": summarise(curves, comparison.algorithms[0])}
 
@@ -176,9 +185,8 @@ def write(arguments: argparse.Namespace, results: dict[str, Any], failures: dict
               "failures": failures}
     with replacing(arguments.out / "comparison.json") as file:
         json.dump(report, file, indent=2, allow_nan=False, default=asdict)
-    drawn = {name: found for name, found in results.items() if found["curves"]}
-    if drawn:
-        draw(drawn).savefig(arguments.out / "curves.png", dpi=110, bbox_inches="tight")
+    if results:
+        draw(results).savefig(arguments.out / "curves.png", dpi=110, bbox_inches="tight")
 
 
 def draw(results: dict[str, Any]) -> Figure:

@@ -163,6 +163,8 @@ def test_a_run_that_fails_is_reported_and_the_others_finish(tmp_path, capsys):
     found = report["environments"][ID]
     assert found["budget"] == {"environment_steps": 30, "sampled_tokens": None}
     assert found["summary"].keys() == {"GRPO", "RLOO"} and found["curves"]["Bad"] == {}
+    alone = run(tmp_path / "out", Jobs(), algorithms="Bad", seeds="0", code=1, config=config)
+    assert alone["failures"].keys() == {name, ID} and alone["failures"][ID] == "no run has finished"
 
 
 def test_processes_of_their_own_give_the_same_report(compared, tmp_path):
