@@ -218,7 +218,7 @@ class Signs(loop.TrainConfig().algorithm.__class__):
 
 
 @pytest.mark.parametrize("env, options", [
-    ("turngym/Math-v0", {}), ("turngym/Countdown-v0", {"max_numbers": 3, "largest_number": 9, "tool_rounds": 2})])
+    ("turngym/Math-v0", {}), ("turngym/Countdown-v0", {"max_numbers": 3, "largest_number": 30, "tool_rounds": 2})])
 def test_the_built_in_environments_train(env, options, tmp_path):
     start(tmp_path, environment={"id": env, "options": options, "tasks": 4}, warm_start={"steps": 2, "batch_size": 2},
           evaluation={"episodes": 2}, model={"vocabulary": 400})

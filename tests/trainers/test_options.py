@@ -55,7 +55,8 @@ SETTINGS = {
     "evaluation.samples": ("2", EVALUATIONS, EVALUATE), "evaluation.temperature": ("0", EVALUATIONS, EVALUATE),
     "evaluation.every": ("1", EVALUATIONS, EVALUATE), "evaluation.final_samples": ("2", EVALUATIONS, EVALUATE),
     "evaluation.seed": ("1", EVALUATIONS, EVALUATE),
-    "run.steps": ("3", NUMBERS, ""), "run.seed": ("1", NUMBERS, ""), "run.save_every": ("0", FILES, SAVE),
+    "run.steps": ("3", NUMBERS, ""), "run.max_environment_steps": ("1", NUMBERS, ""),
+    "run.max_sampled_tokens": ("1", NUMBERS, ""), "run.seed": ("1", NUMBERS, ""), "run.save_every": ("0", FILES, SAVE),
     "run.keep_checkpoints": ("1", FILES, SAVE), "run.log_trajectories": ("1", TRAJECTORIES, ""),
     "run.threads": ("7", THREADS, ""),
 }
