@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         app = build_app(arguments)
         listener = bind(arguments.host, arguments.port)
-    except (SettingsError, gymnasium.error.Error, ImportError, TypeError, ValueError, OSError, OverflowError) as error:
+    except (SettingsError, gymnasium.error.Error, ImportError, TypeError, ValueError, OSError) as error:
         print(f"cannot serve {arguments.id}: {error}", file=sys.stderr)
         return 2
     run(app, listener, arguments)
@@ -58,13 +58,13 @@ def build_app(arguments: argparse.Namespace) -> Any:
         if arguments.web and "observation_mode" in str(error):
             raise ValueError("--web needs an environment with pages, one that takes observation_mode=html") from error
         raise
-    if arguments.retrieval:
-        if not hasattr(env, "retriever"):
-            raise ValueError("--retrieval needs an environment with a retriever, such as turngym/Search-v0")
+    if arguments.retrieval and hasattr(env, "retriever"):
         from envs.serving.retrieval import retrieval_app
 
         return retrieval_app(host, env.retriever, bound_to=arguments.host)
     env.close()
+    if arguments.retrieval:
+        raise ValueError("--retrieval needs an environment with a retriever, such as turngym/Search-v0")
     if arguments.web:
         return pages_app(host, bound_to=arguments.host)
     return openenv_app(host, name=arguments.id, bound_to=arguments.host)
@@ -72,6 +72,8 @@ def build_app(arguments: argparse.Namespace) -> Any:
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises OSError that names the address."""
+    if not 0 <= port < 65_536:  # getaddrinfo would wrap it
+        raise OSError(f"there is no port {port}: choose a --port from 0 to 65535")
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     try:
         return socket.create_server(address[:2], family=family)

@@ -7,6 +7,7 @@
 import json
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -52,17 +53,18 @@ class OpenEnv(ForeignEnv):
         scheme, path = parts.scheme.replace("http", "ws"), parts.path.rstrip("/").removesuffix("/ws")
         self._url = f"{scheme}://{parts.netloc}{path}/ws"
         self._connection: ClientConnection | None = None
+        self._closing = ExitStack()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connection": None}  # an open session cannot be copied, only played again
+        # An open session cannot be copied, only played again.
+        return {**self.__dict__, "_connection": None, "_closing": ExitStack()}
 
     def tasks(self, split: str) -> Sequence[Task]:
         return seed_tasks(split, self.env_id)
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._connection = None
+        self._closing.close()
 
     def _reset(self, task: Task, rng: np.random.Generator) -> str:
         answer = self._ask({"type": "reset", "data": {"seed": task.seed}})
@@ -108,8 +110,8 @@ class OpenEnv(ForeignEnv):
         deadline = time.monotonic() + self.seconds
         try:
             if self._connection is None:
-                self._connection = connect(self._url, open_timeout=self.seconds, close_timeout=2.0, proxy=None,
-                                           max_size=MESSAGE_BYTES)
+                self._connection = self._closing.enter_context(connect(
+                    self._url, open_timeout=self.seconds, close_timeout=2.0, proxy=None, max_size=MESSAGE_BYTES))
             self._connection.send(json.dumps(message))
             raw = self._connection.recv(timeout=max(deadline - time.monotonic(), 0.001))
         except (OSError, WebSocketException) as error:  # TimeoutError is an OSError

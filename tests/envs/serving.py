@@ -38,7 +38,8 @@ class Client:
     """One WebSocket session."""
 
     def __init__(self, url, **options):
-        self.socket = connect(url.replace("http", "ws") + "/ws", proxy=None, **options)
+        self._connection = connect(url.replace("http", "ws") + "/ws", proxy=None, **options)
+        self.socket = self._connection.__enter__()
 
     def send(self, message):
         self.socket.send(message if isinstance(message, str | bytes) else json.dumps(message))
@@ -54,12 +55,12 @@ class Client:
         return self
 
     def __exit__(self, *_):
-        self.socket.close()
+        self._connection.__exit__(None, None, None)
 
 
 def eventually(condition, seconds=10):
     """Wait until it holds."""
     deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
+    while not condition():
+        assert time.monotonic() < deadline, "it never held"
         time.sleep(0.02)
-    assert condition()

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -132,13 +133,14 @@ def test_a_slow_environment_holds_up_no_other():
 
 def test_a_client_too_many_is_refused_with_the_reason_until_one_leaves():
     with serving(COUNTING, "max_sessions=2") as url, Client(url) as one:
-        with Client(url):
-            with Client(url) as third:
-                answer = json.loads(third.socket.recv(timeout=20))
-                assert answer["data"]["code"] == "CAPACITY_REACHED" and "2 sessions" in answer["data"]["message"]
-                with pytest.raises(ConnectionClosed):
-                    third.socket.recv(timeout=20)
-        eventually(lambda: Client(url).reset(task=0)["type"] == "observation")
+        with Client(url), Client(url) as third:
+            answer = json.loads(third.socket.recv(timeout=20))
+            assert answer["data"]["code"] == "CAPACITY_REACHED" and "2 sessions" in answer["data"]["message"]
+            with pytest.raises(ConnectionClosed):
+                third.socket.recv(timeout=20)
+        eventually(lambda: Counting.open == 1)
+        with Client(url) as third:
+            assert third.reset(task=0)["type"] == "observation"
         assert one.reset(task=0)["type"] == "observation"
 
 
@@ -154,12 +156,11 @@ def test_clients_that_vanish_in_the_middle_leave_nothing():
     with serving(COUNTING, "max_sessions=3") as url:
         files = len(os.listdir("/proc/self/fd"))
         for number in range(60):
-            client = Client(url)
-            client.reset(task=0)
-            if number % 2:  # while the environment is at work
-                client.socket.send(json.dumps({"type": "step", "data": {"text": "slow 0.05"}}))
-            client.socket.socket.shutdown(socket.SHUT_RDWR)  # no closing handshake
-            client.socket.socket.close()
+            with Client(url) as client:
+                client.reset(task=0)
+                if number % 2:  # while the environment is at work
+                    client.socket.send(json.dumps({"type": "step", "data": {"text": "slow 0.05"}}))
+                client.socket.socket.shutdown(socket.SHUT_RDWR)  # no closing handshake
             eventually(lambda: Counting.open < 3)
         eventually(lambda: Counting.open == 0)
         eventually(lambda: len(os.listdir("/proc/self/fd")) <= files + 2)
@@ -197,7 +198,7 @@ def test_ours_are_served():
         env = envs.make("turngym/Countdown-v0")
         env.reset(options={"task": env.tasks("heldout")[3]})
         client.reset(split="heldout", task=3)
-        gold = env.gold(None)
+        gold = env.gold(np.random.default_rng(0))
         ends = [client.step(response)["data"] for response in gold]
         assert ends[-1]["done"] and ends[-1]["observation"]["success"] and ends[-1]["reward"] == 1.0
 
@@ -237,7 +238,8 @@ def test_the_search_environments_own_client_finds_what_the_index_finds(retrieval
 @pytest.mark.parametrize(("body", "status"), [
     (b"{", 400), (b"", 400), (b"\xff", 400), (b"[" * 10_000, 400), (b"[]", 422), (b"{}", 422),
     (b'{"queries": "Peru"}', 422), (b'{"queries": []}', 422), (b'{"queries": [3]}', 422), (b'{"query": ["a"]}', 422),
-    (b'{"query": "a", "topk": 0}', 422), (b'{"query": "a", "topk": 1000000}', 422), (b'{"query": "a", "topk": "3"}', 422),
+    (b'{"query": "a", "topk": 0}', 422), (b'{"query": "a", "topk": 1000000}', 422),
+    (b'{"query": "a", "topk": "3"}', 422),
     (b'{"query": "' + b"a" * 2_000_000 + b'"}', 413), (b'{"query": "\\ud800"}', 400),
 ])
 def test_a_request_that_does_not_fit_is_refused(retrieval, body, status):
@@ -261,7 +263,7 @@ def test_a_person_shops_in_the_same_session_state(shop):
         answer = person.get("/?split=test&task=2")
         assert answer.text == page and "default-src 'none'" in answer.headers["content-security-policy"]
         path = answer.url.path
-        for response in env.gold(__import__("numpy").random.default_rng(0)):
+        for response in env.gold(np.random.default_rng(0)):
             action = env.parse(response).text
             page, *_ = env.step(action)
             form = {"action": action}
