@@ -100,8 +100,9 @@ class OpenEnv(ForeignEnv):
         data = answer["data"]
         observation, done = data["observation"], data.get("done") is True
         truncated = done and observation.get("truncated") is True
-        outcome = self.outcome(self._shown(observation), data.get("reward") or 0.0, terminated=done and not truncated,
-                               truncated=truncated, info=observation)
+        reward = 0.0 if data.get("reward") is None else data["reward"]
+        outcome = self.outcome(self._shown(observation), reward, terminated=done and not truncated, truncated=truncated,
+                               info=observation)
         return replace(outcome, valid=observation.get("valid") is not False,
                        scorable=observation.get("scorable") is not False)
 
