@@ -213,7 +213,7 @@ class Rollout:
             except Exception as error:
                 raise _EpisodeError(Status.ERROR_ENGINE, error) from error
             cut = response.finish_reason == "length"
-            if cut and not len(response.response_ids):
+            if cut and not (response.text or len(response.response_ids)):
                 break
             span = env.parse(response.text)
             observation, reward, terminated, truncated, info = await self._call(

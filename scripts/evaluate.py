@@ -2,6 +2,8 @@
 
     python -m scripts.evaluate --env turngym/Countdown-v0 --agent model --model runs/first/checkpoints/step-000100 \\
         --split heldout --episodes 256 --references --out evaluation.json
+    python -m scripts.evaluate --env turngym/Countdown-v0 --agent model --engine openai --model NAME \\
+        --base-url http://127.0.0.1:8000/v1
     turngym evaluate --env my_env:me/Guess-v0 --agent random --split train --episodes 10
 
 docs/evaluation.md says what each number means.
@@ -22,6 +24,7 @@ import gymnasium
 import envs
 from agents.agent import Agent, ModelAgent, ScriptedAgent
 from agents.models import load_policy
+from agents.openai_engine import ChatAgent, OpenAIEngine
 from agents.rollout import Rollout, RolloutError
 from agents.trajectory import Group
 from agents.transformers_engine import TransformersEngine
@@ -51,8 +54,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--env", required=True, help="namespace/Name-v0, or module:namespace/Name-v0 of your own")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of its constructor")
     parser.add_argument("--agent", choices=(*SCRIPTED, "model"), required=True)
-    parser.add_argument("--model", metavar="PATH", help="folder, .gguf file or hub name; for --agent model")
-    parser.add_argument("--engine", choices=("transformers",), default="transformers")
+    parser.add_argument("--model", metavar="PATH",
+                        help="folder, .gguf file or hub name; with --engine openai the server's name for it")
+    parser.add_argument("--engine", choices=("transformers", "openai"), default="transformers",
+                        help="openai: any server of chat completions; its key is the variable OPENAI_API_KEY")
+    parser.add_argument("--base-url", metavar="URL", help="of that server, as http://127.0.0.1:8000/v1")
+    parser.add_argument("--concurrency", type=int, metavar="N",
+                        help="episodes under way at once, each with one request (default 256, with a server 32)")
     parser.add_argument("--split", default="heldout")
     parser.add_argument("--episodes", type=int, default=256, help="problems: the first of the split (default 256)")
     parser.add_argument("--samples", type=int, default=1, help="episodes per problem (default 1)")
@@ -69,7 +77,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if (arguments.agent == "model") != bool(arguments.model):
         parser.error("--agent model needs --model PATH, and no other agent takes one")
-    for name, least in (("samples", 1), ("max_response_tokens", 1), ("window", 1), ("temperature", 0)):
+    if not arguments.model and arguments.engine == "openai":
+        parser.error("--engine openai is for --agent model")
+    if (arguments.engine == "openai") != bool(arguments.base_url):
+        parser.error("--engine openai needs --base-url URL, and no other engine takes one")
+    for name, least in (("samples", 1), ("max_response_tokens", 1), ("window", 1), ("concurrency", 1),
+                        ("temperature", 0)):
         value = getattr(arguments, name)
         if value is not None and not least <= value < float("inf"):
             parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
@@ -77,6 +90,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--episode-seconds must be positive, got {arguments.episode_seconds}")
     if arguments.temperature is None:
         arguments.temperature = 0.0 if arguments.samples == 1 else 1.0
+    if arguments.concurrency is None:
+        arguments.concurrency = 32 if arguments.engine == "openai" else 256
     for path in (arguments.out, arguments.trajectories):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             parser.error(f"cannot write {path}: give a file in a folder that exists")
@@ -115,13 +130,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             OSError) as error:
         console.error(f"cannot evaluate {arguments.env}: {error or type(error).__name__}")
         return 2
-    rollout = Rollout(lambda: envs.make(arguments.env, **options), episode_seconds=arguments.episode_seconds)
+    rollout = Rollout(lambda: envs.make(arguments.env, **options), concurrency=arguments.concurrency,
+                      episode_seconds=arguments.episode_seconds)
     panel = Panel(rollout, tasks, arguments.samples, arguments.seed, console)
     try:
         evaluation, groups = panel.play(arguments.agent, agent)
         references = play_references(panel, arguments.agent) if arguments.references else {}
     except RolloutError as error:
-        console.error(error)
+        console.error((agent.engine.refusal if isinstance(agent, ChatAgent) else None) or error)
         return 1
     finally:
         rollout.close()
@@ -138,9 +154,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 def make_agent(arguments: argparse.Namespace) -> Agent:
     if arguments.agent != "model":
         return ScriptedAgent(arguments.agent)
+    options = {name: getattr(arguments, name) for name in ("temperature", "window", "max_response_tokens")}
+    if arguments.engine == "openai":
+        # A request that hangs leaves its episode the time for another.
+        return ChatAgent(OpenAIEngine(arguments.base_url, arguments.model,
+                                      request_seconds=arguments.episode_seconds / 2), **options)
     policy = load_policy(arguments.model)
-    return ModelAgent(TransformersEngine(policy), policy, temperature=arguments.temperature, window=arguments.window,
-                      max_response_tokens=arguments.max_response_tokens)
+    return ModelAgent(TransformersEngine(policy), policy, **options)
 
 
 def play_references(panel: Panel, judged: str) -> dict[str, Evaluation]:
@@ -156,7 +176,8 @@ def play_references(panel: Panel, judged: str) -> dict[str, Evaluation]:
 
 def report(arguments: argparse.Namespace, evaluation: Evaluation, references: dict[str, Evaluation]) -> dict[str, Any]:
     """What `--out` holds."""
-    model = {name: getattr(arguments, name) for name in ("model", "temperature", "max_response_tokens", "window")}
+    model = {name: getattr(arguments, name) for name in ("model", "engine", "base_url", "temperature",
+                                                          "max_response_tokens", "window")}
     return {**evaluation.to_json(), "agent": arguments.agent, **(model if arguments.agent == "model" else {}),
             "options": arguments.option, "references": {kind: one.to_json() for kind, one in references.items()}}
 
