@@ -94,9 +94,10 @@ class OpenEnv(ForeignEnv):
                 return Outcome(observation="Reply with one JSON object.", valid=False)
         answer = self._ask({"type": "step", "data": fields})
         if answer["type"] == "error":
-            if answer["data"].get("code") == "VALIDATION_ERROR":
+            if answer["data"].get("code") == "VALIDATION_ERROR" and not self._unknown_field(answer["data"]):
                 return Outcome(observation=_said(answer), valid=False)
-            raise ServerError(f"{self._url} fails at a step: {_said(answer)}")
+            hint = f"; is action_field={self.action_field!r} right?" if "errors" in answer["data"] else ""
+            raise ServerError(f"{self._url} fails at a step: {_said(answer)}{hint}")
         data = answer["data"]
         observation, done = data["observation"], data.get("done") is True
         truncated = done and observation.get("truncated") is True
@@ -105,6 +106,13 @@ class OpenEnv(ForeignEnv):
                                info=observation)
         return replace(outcome, valid=observation.get("valid") is not False,
                        scorable=observation.get("scorable") is not False)
+
+    def _unknown_field(self, refusal: dict[str, Any]) -> bool:
+        """Whether the server knows no `action_field`, which no response can mend."""
+        errors = refusal.get("errors")
+        return isinstance(errors, list) and any(
+            isinstance(e, dict) and e.get("type") == "extra_forbidden" and e.get("loc") == [self.action_field]
+            for e in errors)
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """The server's answer, of type `observation` or `error`. Raises ServerError."""

@@ -89,11 +89,13 @@ class Conversation:
         """The answer to a message; None where it closes the session. Never raises on what a client wrote."""
         try:
             return self._answer(raw)
-        except Refusal as refusal:
-            return error(refusal.code, str(refusal))
+        except Refusal as refused:
+            return error(refused.code, str(refused))
         except ValidationError as invalid:
             problems = [f"{'.'.join(map(str, e['loc'])) or 'data'}: {e['msg']}" for e in invalid.errors()]
-            return error("VALIDATION_ERROR", "; ".join(problems))
+            refusal = error("VALIDATION_ERROR", "; ".join(problems))
+            refusal["data"]["errors"] = invalid.errors(include_url=False, include_context=False, include_input=False)
+            return refusal
         except Exception as failure:  # whatever the environment raises ends the episode, not the session
             self._over = True
             return error("EXECUTION_ERROR", f"{type(failure).__name__}: {failure}")
@@ -162,19 +164,11 @@ def openenv_app(host: Host, *, name: str, bound_to: str) -> Starlette:
     `/step` are not here: each of those requests is an environment of its own, which plays no episode."""
 
     async def session(socket: WebSocket) -> None:
-        await socket.accept()
         try:
-            env = await host.open()
-        except Exception as failure:  # whatever a constructor raises is told to the client
-            code = "CAPACITY_REACHED" if isinstance(failure, Full) else "FACTORY_ERROR"
-            await _leave(socket, error(code, str(failure)))
-            return
-        try:
-            await _talk(socket, host, Conversation(env))
+            await socket.accept()
+            await _serve(socket, host)
         except WebSocketDisconnect:
             return  # the client has gone, in the middle perhaps
-        finally:
-            await asyncio.shield(host.close(env))
 
     async def metadata(request: Request) -> JSONResponse:
         return JSONResponse({"name": name, "description": f"{name}, a turngym environment"})
@@ -185,6 +179,19 @@ def openenv_app(host: Host, *, name: str, bound_to: str) -> Starlette:
 
     return application([WebSocketRoute("/ws", session), Route("/metadata", metadata), Route("/schema", schema)],
                        host=bound_to)
+
+
+async def _serve(socket: WebSocket, host: Host) -> None:
+    """A session from its beginning to its end, with an environment of its own."""
+    try:
+        env = await host.open()
+    except Exception as failure:  # whatever a constructor raises is told to the client
+        await _leave(socket, error("CAPACITY_REACHED" if isinstance(failure, Full) else "FACTORY_ERROR", str(failure)))
+        return
+    try:
+        await _talk(socket, host, Conversation(env))
+    finally:
+        await asyncio.shield(host.close(env))
 
 
 async def _talk(socket: WebSocket, host: Host, conversation: Conversation) -> None:

@@ -119,6 +119,15 @@ def test_success_needs_an_end_and_a_reward(answer, expected):
         env.close()
 
 
+def test_a_field_that_the_server_lacks_is_an_error_not_an_invalid_action():
+    with serving("adapted/Counting-v0") as url:
+        env = start(url, action_field="words")
+        with pytest.raises(ServerError, match="action_field='words'"):
+            env.step("x")
+        env.close()
+    eventually(lambda: Counting.open == 0)
+
+
 def test_what_the_server_refuses_as_an_action_is_invalid():
     refusal = {"type": "error", "data": {"message": "no such move", "code": "VALIDATION_ERROR"}}
     with answering(scripted(FIRST, refusal)) as (url, _):
