@@ -10,7 +10,7 @@ train: $(VENV)/installed
 	$(VENV)/bin/python -m scripts.train configs/countdown_tiny.toml
 
 test: install
-	$(VENV)/bin/python -m pytest
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4
 
 lint: install
 	$(VENV)/bin/ruff check .
