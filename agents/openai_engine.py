@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Annotated, Any, Literal
-from weakref import WeakKeyDictionary
 
 import httpx
 import numpy as np
@@ -115,8 +114,7 @@ class OpenAIEngine:
         self._reached = False
         self._replaced: dict[str, str | None] = {}
         self._random = random.Random()  # of its own: pauses leave the global generator as it was
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, AsyncGenerator]] = \
-            WeakKeyDictionary()
+        self._clients: dict[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, AsyncGenerator]] = {}
 
     async def complete(self, messages: Sequence[Message], *, max_tokens: int, temperature: float, seed: int,
                        stop: Sequence[str]) -> tuple[str, str]:
@@ -222,10 +220,18 @@ class OpenAIEngine:
                 headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
                 timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),  # `request_seconds` limits the whole
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=None))
-            end = _close_at_the_end(client)
+            end = self._close_with(loop, client)
             self._clients[loop] = client, end
             await anext(end)
         return self._clients[loop][0]
+
+    async def _close_with(self, loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> AsyncGenerator:
+        """`asyncio.run` closes every asynchronous generator that has begun, and with this one the client."""
+        try:
+            yield
+        finally:
+            del self._clients[loop]
+            await client.aclose()
 
 
 class ChatAgent:
@@ -267,12 +273,6 @@ class ChatActor:
         self._recent += [{"role": "assistant", "content": response.text}, {"role": "user", "content": observation}]
         if self._agent.window is not None:
             self._recent = self._recent[-2 * self._agent.window:]
-
-
-async def _close_at_the_end(client: httpx.AsyncClient) -> AsyncGenerator[None, None]:
-    """`asyncio.run` closes every asynchronous generator that has begun, and with this one the client."""
-    async with client:
-        yield
 
 
 def _completions_url(base_url: str) -> str:

@@ -60,6 +60,7 @@ class ChatServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # connections stay open
+    wbufsize = -1  # an answer is one packet, which nothing delays
 
     def setup(self):
         super().setup()

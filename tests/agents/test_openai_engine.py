@@ -246,6 +246,7 @@ def test_an_engine_serves_one_event_loop_after_another():
     with serving(lambda *_: said("x")) as server:
         engine = OpenAIEngine(server.url, "m")
         assert [ask(server, engine=engine) for _ in range(3)] == [("x", "stop")] * 3
+        assert not engine._clients  # each was closed with its loop
 
 
 def test_evaluating_leaves_the_global_generator_as_it_was():
