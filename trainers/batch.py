@@ -175,4 +175,4 @@ def _check(trajectory: Trajectory, credit: Credit) -> None:
                              f"(task {trajectory.task.key!r})")
     if any(len(turn.prompt_ids) == 0 for turn in trajectory.turns):
         raise ValueError(f"a turn of task {trajectory.task.key!r} has an empty prompt: nothing predicts its first "
-                         "token")
+                         "token. (A server of chat completions gives no token ids: its episodes are for evaluation)")

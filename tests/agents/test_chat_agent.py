@@ -3,10 +3,12 @@
 import pytest
 
 from agents.openai_engine import ChatAgent
+from agents.tiny import make_tiny_policy
 from agents.trajectory import Status
 from tests.agents.chat_server import MESSAGES, Reply, Talk, ask, failed, play, said, serving
 from trainers.batch import pack
 from trainers.credit import Credit
+from trainers.transcripts import fits, read_trajectories, tokenise, write_trajectories
 
 
 @pytest.fixture(autouse=True)
@@ -175,5 +177,15 @@ def test_what_a_chat_server_said_cannot_be_trained():
     with serving(lambda *_: said("<do>x</do>")) as server:
         groups, _ = play(server)
     turns = groups[0].trajectories[0].turns
-    with pytest.raises(ValueError, match="empty prompt"):
+    with pytest.raises(ValueError, match=r"empty prompt.*its episodes are for evaluation"):
         pack(groups, [[Credit(advantages=[turn.logprobs for turn in turns])]])
+
+
+def test_what_a_chat_server_said_can_be_imitated_as_text(tmp_path):
+    with serving(lambda *_: said("<do>x")) as server:
+        groups, _ = play(server)
+    write_trajectories(tmp_path / "t.jsonl", groups[0].trajectories)
+    read, = read_trajectories(tmp_path / "t.jsonl")
+    policy = make_tiny_policy(Talk(), ["start", "<do>x</do>", "seen 1"], hidden_size=32, layers=1)
+    assert [turn.text for turn in read.turns] == ["<do>x</do>"] * 3 and not fits(read, policy)
+    assert fits(tokenise(read, policy), policy)
