@@ -50,6 +50,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, on_end: Callable[[Job, str], N
 
 def _work(job: Job) -> None:
     os.setsid()  # a Ctrl-C in the terminal is the parent's to pass on, once
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where a shell started all this with &
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with open(job.output, "a", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)

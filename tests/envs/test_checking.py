@@ -417,7 +417,7 @@ def test_the_script_prints_a_line_per_property_and_fails_on_a_failure(capsys):
 
 @pytest.mark.parametrize("arguments, message", [
     (["turngym/Cuntdown-v0"], "Did you mean: `Countdown`"), (["no_such_file:me/Guess-v0"], "no_such_file"),
-    (["CartPole-v1"], "TextEnv"), (["turngym/Countdown-v0", "--option", "bogus=1"], "bogus"),
+    (["Pendulum-v1"], "TextEnv"), (["turngym/Countdown-v0", "--option", "bogus=1"], "bogus"),
     (["turngym/Countdown-v0", "--option", "max_numbers=9"], "max_numbers"),
     (["turngym/Countdown-v0", "--episodes", "0"], "episodes"),
     (["turngym/Math-v0", "--option", "data=no_such.jsonl"], "no_such.jsonl"),

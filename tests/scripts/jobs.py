@@ -24,8 +24,8 @@ def die(folder: Path) -> None:
 
 def wait(folder: Path) -> None:
     """Until interrupted."""
-    (folder / "begun").touch()
     try:
+        (folder / "begun").touch()
         time.sleep(60)
     except KeyboardInterrupt:
         (folder / "interrupted").touch()
