@@ -1,20 +1,16 @@
 """Questions and answers from data files, checked once so that a run does not fail on row 7,000."""
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from envs.data_splits import separate, split_named
 from rewards.mathematics import gold_answer
 
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-SPLIT_NAMES = {"train": "train", "test": "test", "heldout": "heldout", "validation": "heldout", "valid": "heldout",
-               "val": "heldout", "dev": "heldout"}
 QUESTION_COLUMNS = ("question", "problem", "query", "prompt", "input")
 ANSWER_COLUMNS = ("answer", "final_answer", "solution", "gold", "target", "output", "response")
 FAMILY_COLUMNS = ("subject", "type", "category", "family")
-HELDOUT_SHARE = 10
-"""One question in this many is held out where the data has no such split."""
 
 
 @dataclass(frozen=True)
@@ -35,23 +31,11 @@ def read_splits(data: str, question_column: str | None, answer_column: str | Non
     Without a `heldout` split, a tenth of the training questions, chosen by hash, is held out. Raises FileNotFoundError,
     or ValueError that names the file, the row and the columns found.
     """
-    splits: dict[str, list[Row]] = {}
+    splits: dict[str, dict[str, Row]] = {}
     for split, source, table in _tables(data):
-        splits.setdefault(split, []).extend(_rows(table, source, question_column, answer_column))
-    seen: set[str] = set()
-    for split in sorted(splits, key=["test", "heldout", "train"].index):
-        fresh = {row.question: row for row in splits[split] if row.question not in seen}
-        splits[split] = list(fresh.values())
-        seen.update(fresh)
-    if "train" in splits and "heldout" not in splits:
-        train = splits["train"]
-        splits["heldout"] = [row for row in train if _held_out(row.question)]
-        splits["train"] = [row for row in train if not _held_out(row.question)]
-    return splits
-
-
-def _held_out(question: str) -> bool:
-    return int(hashlib.sha256(question.encode()).hexdigest(), 16) % HELDOUT_SHARE == 0
+        rows = _rows(table, source, question_column, answer_column)
+        splits.setdefault(split, {}).update({row.question: row for row in rows})
+    return separate(splits)
 
 
 def _tables(data: str):
@@ -65,19 +49,14 @@ def _tables(data: str):
         if not files or files[0].suffix not in FORMATS:
             raise ValueError(f"{path}: no data file; readable are {', '.join(FORMATS)}")
         for file in files:
-            yield _split_of(file.stem), str(file), _read(file, datasets)
+            yield split_named(file.stem), str(file), _read(file, datasets)
     elif path.suffix in FORMATS or path.is_absolute() or data.count("/") != 1:
         raise FileNotFoundError(f"no data file or folder {data!r} (looked in {Path.cwd()}); a data set of the Hugging "
                                 "Face hub is named owner/name or owner/name:config")
     else:
         name, _, config = data.partition(":")
         for split, table in datasets.load_dataset(name, config or None).items():
-            yield _split_of(split), f"{data} [{split}]", table
-
-
-def _split_of(name: str) -> str:
-    words = name.lower().replace("-", "_").replace(".", "_").split("_")
-    return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), "train")
+            yield split_named(split), f"{data} [{split}]", table
 
 
 def _read(file: Path, datasets):

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from envs.core import LazyTasks, Outcome, Task, TextEnv, json_value, require_json
-from envs.math_data import SPLIT_NAMES
+from envs.data_splits import separate, split_named
 
 SEEDS = {"train": range(1_000_000), "heldout": range(1_000_000, 1_001_024), "test": range(1_001_024, 1_001_524)}
 """The seeds of each split, where a seed is all that names a task."""
-HELDOUT_SHARE = 10
-"""One row in this many is held out where the files have no such split."""
 
 
 class ForeignEnv(TextEnv):
@@ -86,21 +84,11 @@ def read_rows(path: str) -> dict[str, list[dict[str, Any]]]:
     files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
     splits: dict[str, dict[str, dict[str, Any]]] = {}
     for file in files:
-        split = next((SPLIT_NAMES[part] for part in file.stem.lower().replace("-", "_").split("_")
-                      if part in SPLIT_NAMES), "train")
         for number, line in enumerate(file.read_text(encoding="utf-8-sig").split("\n"), start=1):
             if line.strip():
                 row = _row(line, f"{file}, line {number}")
-                splits.setdefault(split, {})[row_key(row)] = row
-    if "train" in splits and "heldout" not in splits:
-        splits["heldout"] = {key: row for key, row in splits["train"].items() if int(key, 16) % HELDOUT_SHARE == 0}
-    seen: set[str] = set()
-    rows = {}
-    for split in ("test", "heldout", "train"):
-        fresh = [row for key, row in splits.get(split, {}).items() if key not in seen]
-        seen.update(splits.get(split, {}))
-        if fresh:
-            rows[split] = fresh
+                splits.setdefault(split_named(file.stem), {})[row_key(row)] = row
+    rows = {split: rows for split, rows in separate(splits).items() if rows}
     if not rows:
         raise ValueError(f"{path} has no rows: give a .jsonl file, or a folder of them, with one JSON object a line")
     return rows

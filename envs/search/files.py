@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from envs.math_data import SPLIT_NAMES
+from envs.data_splits import separate, split_named
 from envs.search.documents import Document, read_document
 
 ANSWER_KEYS = ("golden_answers", "possible_answers", "answers", "answer")
-HELDOUT_SHARE = 10
-"""One question in this many is held out where the files have no such split."""
 HOPS = re.compile(r"(\d)hop")
 
 
@@ -56,23 +54,13 @@ def read_questions(path: str) -> dict[str, list[Row]]:
     files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
     if not files:
         raise ValueError(f"{path}: no .jsonl file in this folder")
-    splits: dict[str, list[Row]] = {}
+    splits: dict[str, dict[str, Row]] = {}
     for file in files:
-        words = re.split(r"[^a-z]+", file.stem.lower())
-        split = next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), "train")
         rows = [row for where, record in _records(file) if (row := _question(record, where, file.stem))]
         if not rows:
             raise ValueError(f"{file} has no questions")
-        splits.setdefault(split, []).extend(rows)
-    seen: set[str] = set()
-    for split in sorted(splits, key=["test", "heldout", "train"].index):
-        fresh = {row.question: row for row in splits[split] if row.question not in seen}
-        splits[split] = list(fresh.values())
-        seen.update(fresh)
-    if "train" in splits and "heldout" not in splits:
-        for row in splits.pop("train"):
-            splits.setdefault("train" if int(row.key, 16) % HELDOUT_SHARE else "heldout", []).append(row)
-    return splits
+        splits.setdefault(split_named(file.stem), {}).update({row.question: row for row in rows})
+    return separate(splits)
 
 
 def _records(file: Path) -> Iterator[tuple[str, Any]]:
