@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from envs.alfworld_games import FAMILIES, make_game, original_family, original_games, package_folder, read_game, scenes
+from envs.alfworld_pddl import Fact
 from envs.alfworld_plan import plan
 from envs.alfworld_world import NOTHING, Game, World, translate
-from envs.core import LazyTasks, Outcome, Snapshot, Task, TextEnv
+from envs.core import LazyTasks, Outcome, Task, TextEnv
+from envs.randomness import pick, stable_generator
 
 SIZES = {"train": 60_000, "seen": 600, "unseen": 600}
 """Generated games of each split."""
@@ -71,8 +73,7 @@ class ALFWorld(TextEnv):
     def _generated_task(self, split: str, index: int) -> Task:
         family = list(FAMILIES)[index % len(FAMILIES)]
         rooms = scenes(split == "unseen")[family]
-        digest = hashlib.sha256(f"alfworld {split} {index}".encode()).digest()
-        scene = rooms[int.from_bytes(digest[:8], "big") % len(rooms)]
+        scene = pick(stable_generator(f"alfworld {split} {index}"), rooms)
         return Task(key=f"{split}/{family}/{scene}/{index}", split=split, env_id=self.env_id, family=family,
                     data={"scene": scene})
 
@@ -114,14 +115,10 @@ class ALFWorld(TextEnv):
         state = {name: sorted(rows) for name, rows in self.world.state().items()}
         return hashlib.sha256(json.dumps([self.task.key, state]).encode()).hexdigest()[:16]
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(self.task, tuple(self._actions), (self._over, self.world.state()))
+    def copy_state(self) -> dict[str, frozenset[Fact]]:
+        return self.world.state()
 
-    def restore(self, snapshot: Snapshot) -> None:
-        if self.task is None or (self.task.key, self.task.seed) != (snapshot.task.key, snapshot.task.seed):
-            self.reset(options={"task": snapshot.task})
-        self.task, self._actions = snapshot.task, list(snapshot.actions)
-        self._over, state = snapshot.state
+    def load_state(self, state: dict[str, frozenset[Fact]]) -> None:
         self.world.load(state)
 
     def _with_actions(self, text: str) -> str:

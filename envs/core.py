@@ -112,6 +112,8 @@ class Snapshot:
     actions: tuple[str, ...]
     state: Any = None
     """An engine's own copied state; None means: reset and replay the actions."""
+    over: bool = False
+    """The episode had ended."""
 
 
 class Mistake(str):
@@ -235,6 +237,14 @@ class TextEnv(gymnasium.Env[str, str]):
         """Names the current state: equal keys within a task are the same state (anchor states)."""
         return hashlib.sha256(json.dumps([self.task.key, *self._actions]).encode()).hexdigest()[:16]
 
+    def copy_state(self) -> Any:
+        """A copy of all that actions change, where the engine can give one. None: `restore` replays the actions."""
+        return None
+
+    def load_state(self, state: Any) -> None:
+        """Go on from what `copy_state` gave in an episode of the same task."""
+        raise NotImplementedError
+
     # What every script relies on
 
     def parse(self, response: str) -> ActionSpan:
@@ -285,14 +295,19 @@ class TextEnv(gymnasium.Env[str, str]):
                 self._info(outcome))
 
     def snapshot(self) -> Snapshot:
-        """The current point of the episode. Subclasses whose engine can copy its state set `state`."""
-        return Snapshot(self.task, tuple(self._actions))
+        """The current point of the episode."""
+        return Snapshot(self.task, tuple(self._actions), self.copy_state(), self._over)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Return to a snapshot, here by resetting and replaying its actions."""
-        self.reset(options={"task": snapshot.task})
-        for action in snapshot.actions:
-            self.step(action)
+        """Return to a snapshot, by its copied state, or without one by resetting and replaying its actions."""
+        if snapshot.state is None or self.task != snapshot.task:
+            self.reset(options={"task": snapshot.task})
+        if snapshot.state is None:
+            for action in snapshot.actions:
+                self.step(action)
+            return
+        self.load_state(snapshot.state)
+        self._actions, self._over = list(snapshot.actions), snapshot.over
 
     def _info(self, outcome: Outcome) -> dict[str, Any]:
         score = outcome.score if outcome.score is not None else float(outcome.success)

@@ -6,7 +6,6 @@ r"""Mathematics with a verified answer: generated problems, or any data file wit
 
 import functools
 import hashlib
-import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ import numpy as np
 from envs.core import LazyTasks, Outcome, SingleTurnEnv, Task
 from envs.math_data import Row, read_splits
 from envs.math_problems import Problem, make_problem
+from envs.randomness import stable_generator
 from rewards import extract_answer, verify_math
 
 TRAIN_SIZE = 1_000_000
@@ -78,7 +78,7 @@ def _key(question: str) -> str:
 
 
 def _draw(name: str) -> Problem:
-    return make_problem(random.Random(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])))
+    return make_problem(stable_generator(name))
 
 
 @functools.cache

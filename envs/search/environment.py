@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs.core import ActionSpan, LazyTasks, Outcome, Snapshot, Task, TextEnv, clean_text
+from envs.core import ActionSpan, LazyTasks, Outcome, Task, TextEnv, clean_text
 from envs.randomness import pick
 from envs.search.documents import Document, Retriever, without_markup
 from envs.search.facts import facts
@@ -167,14 +167,11 @@ class Search(TextEnv):
     def state_key(self) -> str:
         return "|".join([self.task.key, *sorted(self._found), "opened", *sorted(self._opened)])
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(self.task, tuple(self._actions), (dict(self._found), set(self._opened), self._over))
+    def copy_state(self) -> tuple[dict[str, Document], set[str]]:
+        return dict(self._found), set(self._opened)
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Return to a snapshot without asking the retriever again."""
-        self.reset(options={"task": snapshot.task})
-        self._actions = list(snapshot.actions)
-        found, opened, self._over = snapshot.state
+    def load_state(self, state: tuple[dict[str, Document], set[str]]) -> None:
+        found, opened = state
         self._found, self._opened = dict(found), set(opened)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.core import LazyTasks, Outcome, Snapshot, Task, TextEnv
+from envs.core import LazyTasks, Outcome, Task, TextEnv
 from envs.webshop.catalogue import Catalogue, Goal, Product
 from envs.webshop.files import Files, read_catalogue
 from envs.webshop.generator import generate_catalogue
@@ -111,14 +111,11 @@ class WebShop(TextEnv):
         session = replace(self._session, visited=()) if self.observation_mode == "text" else self._session
         return hashlib.sha256(json.dumps([self.task.key, asdict(session)]).encode()).hexdigest()[:16]
 
-    def snapshot(self) -> Snapshot:
-        return replace(super().snapshot(), state=self._session)
+    def copy_state(self) -> Session:
+        return self._session
 
-    def restore(self, snapshot: Snapshot) -> None:
-        self.reset(options={"task": snapshot.task})
-        self._actions = list(snapshot.actions)
-        self._over = snapshot.state.page == "done" or len(self._actions) >= self.max_turns
-        self._go(snapshot.state)
+    def load_state(self, state: Session) -> None:
+        self._go(state)
 
     def gold(self, rng: np.random.Generator) -> list[str]:
         """Search, page through the results, choose the options and buy; `rng` varies the words and the order."""

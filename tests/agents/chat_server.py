@@ -4,13 +4,13 @@ import asyncio
 import json
 import select
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from agents.openai_engine import ChatAgent, OpenAIEngine
 from agents.rollout import Rollout
 from envs.core import Outcome, Task, TextEnv
+from tests.http_servers import running
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,17 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-@contextmanager
 def serving(answer):
-    server = ChatServer(answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return running(ChatServer(answer))
 
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

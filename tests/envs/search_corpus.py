@@ -1,9 +1,9 @@
 """A small corpus, questions about it and a retrieval server for the tests of the search environment."""
 
 import json
-import threading
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.http_servers import running
 
 DOCUMENTS = [
     {"id": "1", "contents": '"Peru"\nPeru is a country in South America. ' + "It has mountains. " * 20
@@ -70,17 +70,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-@contextmanager
 def serving(answer):
-    server = Server(answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return running(Server(answer))
 
 
 def found(documents, scores=True):

@@ -20,8 +20,9 @@ if importlib.util.find_spec("alfworld") is None:
     pytest.skip(MISSING, allow_module_level=True)
 
 ID = "turngym/ALFWorld-v0"
-KEYS = ["train/pick/14/0", "train/look/215/1", "train/clean/427/2"]
-GOALS = ["put a soapbottle in countertop.", "look at laptop under the desklamp.", "put a clean dishsponge in drawer."]
+KEYS = ["train/pick/326/0", "train/look/314/1", "train/clean/428/2"]
+GOALS = ["put some basketball on bed.", "look at creditcard under the desklamp.",
+         "clean some soapbar and put it in countertop."]
 
 
 @pytest.fixture(autouse=True)

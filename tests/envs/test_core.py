@@ -71,6 +71,39 @@ def test_restore_returns_to_the_snapshot_and_leaves_it_as_it_was(env):
         assert env.state_key() == key
 
 
+class Copied(Count):
+    """Counts in a number that can be copied, and how often it began."""
+
+    began = 0
+
+    def _reset(self, task, rng):
+        self.began += 1
+        return super()._reset(task, rng)
+
+    def copy_state(self):
+        return self.count
+
+    def load_state(self, state):
+        self.count = state
+
+
+def test_a_copied_state_is_restored_without_playing_again(env):
+    env, other = Copied(), Copied()
+    task, *_ = env.tasks("train")
+    env.reset(options={"task": task})
+    env.step("+1")
+    here = env.snapshot()
+    while not any(env.step("+1")[2:4]):
+        pass
+    end = env.snapshot()
+    for one, began in ((env, 1), (other, 1)):  # the other has not begun this task
+        one.restore(here)
+        assert one.step("+1")[0] == "2" and one.step("+1")[4]["turn"] == 3 and one.began == began
+        one.restore(end)
+        with pytest.raises(gymnasium.error.ResetNeeded):
+            one.step("+1")
+
+
 def test_state_keys_tell_apart_what_was_done(env):
     keys = set()
     for actions in ([], ["a"], ["a\nb"], ["a", "b"], ["\ud800"], ["a", ""]):

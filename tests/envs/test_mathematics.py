@@ -5,7 +5,7 @@ import pytest
 import envs
 from rewards import verify_math
 
-PANEL = "5be1076c854f6d0b"
+PANEL = "8a8b2690fc5a2519"
 QUESTION_FORMS = [
     # GSM8K, MATH, MATH-500, and a plain table with a number for an answer
     ({"question": "2+40?", "answer": "2 + 40 = <<2+40=42>>42\n#### 42"}, "42"),
