@@ -113,6 +113,11 @@ def pack(groups: Sequence[Group], credits: Sequence[Sequence[Credit]], step: int
     return Batch(**columns, trajectory_index=index, extra=extra, teacher_prompts=prompts, step=step)
 
 
+def pack_uncredited(groups: Sequence[Group]) -> Batch:
+    """All that was sampled, before credit is given: for models that score it."""
+    return pack(groups, [[Credit.uniform(trajectory, 0.0) for trajectory in group.trajectories] for group in groups])
+
+
 def per_turn(groups: Sequence[Group], values: np.ndarray) -> list[list[list[np.ndarray]]]:
     """One number for each sampled token, in order, as an array for each group, trajectory and turn. # [sampled tokens]
     """

@@ -24,8 +24,7 @@ from transformers import PreTrainedModel
 from agents.models import Policy
 from agents.scoring import final_hidden, pack_rows
 from agents.trajectory import Group
-from trainers.batch import Batch, pack, per_turn
-from trainers.credit import Credit
+from trainers.batch import Batch, pack_uncredited, per_turn
 from trainers.gradients import sum_gradients, sum_over_ranks
 from trainers.settings import settings
 
@@ -141,7 +140,7 @@ class NetworkCritic:
 
     @torch.no_grad()
     def values(self, groups: Sequence[Group]) -> list[list[list[np.ndarray]]]:
-        batch = pack(groups, [[Credit.uniform(t, 0.0) for t in group.trajectories] for group in groups])
+        batch = pack_uncredited(groups)
         parts = [self.head.decode(self._outputs(part)).cpu().numpy()
                  for part in batch.parts(self.settings.micro_batch_tokens)]
         return per_turn(groups, np.concatenate([*parts, np.zeros(0, np.float32)]))

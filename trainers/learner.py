@@ -18,8 +18,7 @@ from agents.scoring import check_model, final_hidden, pack_rows, score_sequences
 from agents.trajectory import Group
 from trainers.algorithms import Algorithm, Scores
 from trainers.algorithms.base import PerTurn
-from trainers.batch import Batch, by_turn, pack, per_turn
-from trainers.credit import Credit
+from trainers.batch import Batch, by_turn, pack_uncredited, per_turn
 from trainers.gradients import sum_gradients, sum_over_ranks
 from trainers.loss import Counts, LossInput, aggregate
 from trainers.settings import settings
@@ -195,7 +194,7 @@ class Learner:
     def _reference_scores(self, groups: Sequence[Group]) -> PerTurn | None:
         if not self.algorithm.needs.reference_scores:
             return None
-        batch = pack(groups, [[Credit.uniform(t, 0.0) for t in group.trajectories] for group in groups])
+        batch = pack_uncredited(groups)
         return per_turn(groups, self._reference_logprobs(batch)[batch.trained])
 
     def _reference_logprobs(self, batch: Batch) -> np.ndarray:

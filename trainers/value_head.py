@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from agents.models import Policy
 from agents.scoring import final_hidden, pack_rows
 from agents.trajectory import Group
-from trainers.batch import Batch, pack, per_turn
-from trainers.credit import Credit
+from trainers.batch import Batch, pack_uncredited, per_turn
 from trainers.gradients import sum_gradients, sum_over_ranks
 from trainers.settings import settings
 
@@ -59,7 +58,7 @@ class ValueHeadCritic:
     @torch.no_grad()
     def values(self, groups: Sequence[Group]) -> list[list[list[np.ndarray]]]:
         """The value before each turn, at all its tokens."""
-        batch = pack(groups, [[Credit.uniform(t, 0.0) for t in group.trajectories] for group in groups])
+        batch = pack_uncredited(groups)
         first = np.zeros(len(batch.token_ids), bool)
         first[1:] = batch.trained[1:] & (batch.turn_index[1:] != batch.turn_index[:-1])
         found = self.target(self._states(batch, first))[:, 0].cpu().numpy()
