@@ -21,6 +21,7 @@ class Response:
     logprobs: np.ndarray
     finish_reason: str = "stop"
     weight_version: int = 0
+    weight_versions: tuple[tuple[int, int], ...] = ()
     imitate: bool = True
 
 
@@ -79,7 +80,8 @@ class ModelActor:
         spoken = ids[:-1] if len(ids) and int(ids[-1]) in self._agent.template.end_ids else ids
         text = self._agent.template.tokenizer.decode(spoken)
         return Response(text=text, prompt_ids=prompt_ids, response_ids=ids, logprobs=completion.logprobs,
-                        finish_reason=completion.finish_reason, weight_version=completion.weight_version)
+                        finish_reason=completion.finish_reason, weight_version=completion.weight_version,
+                        weight_versions=completion.weight_versions)
 
     def observe(self, response: Response, observation: str) -> None:
         self._context.add(response.response_ids, response.text, observation)

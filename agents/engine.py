@@ -37,6 +37,9 @@ class Completion:
     finish_reason: str
     """`stop` or `length`."""
     weight_version: int
+    """Of the weights that sampled it; where they changed in the middle, of the first tokens."""
+    weight_versions: tuple[tuple[int, int], ...] = ()
+    """Where they changed in the middle: the version of each span of tokens and the index that it ends before."""
 
 
 class Engine(Protocol):

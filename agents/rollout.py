@@ -283,8 +283,9 @@ def _turn(agent: Agent, response: Response, span: ActionSpan, observation: str, 
         action_span = token_span(template.tokenizer, ids, span)
     return Turn(
         prompt_ids=response.prompt_ids, response_ids=ids, logprobs=response.logprobs,
-        weight_version=response.weight_version, finish_reason=response.finish_reason, text=response.text,
-        action=span.text, action_span=action_span, imitate=response.imitate,
+        weight_version=response.weight_version, weight_versions=response.weight_versions,
+        finish_reason=response.finish_reason, text=response.text, action=span.text, action_span=action_span,
+        imitate=response.imitate,
         observation=observation, reward=reward, state_key=state_key, valid=info["valid"], info=info)
 
 

@@ -52,7 +52,10 @@ class Turn:
     """Log-probabilities of the behaviour policy at the sampling temperature; zeros where not given.
     # float32 [response_length]"""
     weight_version: int = 0
-    """Version of the weights that sampled it."""
+    """Version of the weights that sampled it; where they changed in the middle, of the first tokens."""
+    weight_versions: tuple[tuple[int, int], ...] = ()
+    """Where they changed in the middle: the version of each span of tokens and the index that it ends before, as
+    ((3, 5), (4, 9)) for five tokens of version 3 and four of version 4."""
     finish_reason: str = "stop"
     """`stop` (an end token or a stop text) or `length`."""
     text: str = ""
@@ -76,6 +79,11 @@ class Turn:
         logprobs = np.zeros(len(ids), np.float32) if self.logprobs is None else np.asarray(self.logprobs, np.float32)
         if len(logprobs) != len(ids):
             raise ValueError(f"{len(ids)} response ids but {len(logprobs)} log-probabilities")
+        ends = [0, *(end for _, end in self.weight_versions)]
+        if self.weight_versions and (ends != sorted(set(ends)) or ends[-1] != len(ids)
+                                     or self.weight_versions[0][0] != self.weight_version):
+            raise ValueError(f"weight versions {self.weight_versions} do not cover {len(ids)} response ids in order "
+                             f"from version {self.weight_version} on")
         object.__setattr__(self, "response_ids", ids)
         object.__setattr__(self, "prompt_ids", np.asarray(self.prompt_ids, dtype=np.int64))
         object.__setattr__(self, "logprobs", logprobs)

@@ -63,6 +63,7 @@ class _Turn(_Record):
     valid: bool
     finish_reason: str
     weight_version: int
+    weight_versions: tuple[tuple[int, int], ...] = ()
     state_key: str
     info: dict[str, Any]
     imitate: bool = True
@@ -174,6 +175,7 @@ def rows(trajectory: Trajectory) -> tuple[list[dict], list[dict]]:
                 "action_span": turn.action_span, "reward": turn.reward, "valid": turn.valid,
                 "finish_reason": turn.finish_reason, "weight_version": turn.weight_version,
                 "state_key": turn.state_key, "info": turn.info,
+                **({"weight_versions": turn.weight_versions} if turn.weight_versions else {}),
                 **({} if turn.imitate else {"imitate": False})})
         sequences.append({"ids": ids.tolist(), "mask": mask.tolist(), "logprobs": logprobs.tolist()})
     return sequences, turns
@@ -213,9 +215,9 @@ def _trajectory(record: _Trajectory) -> Trajectory:
         turns.append(Turn(
             prompt_ids=np.array(sequence.ids[:turn.start], np.int64), response_ids=np.array(sequence.ids[at], np.int64),
             logprobs=np.array(sequence.logprobs[at], np.float32), weight_version=turn.weight_version,
-            finish_reason=turn.finish_reason, text=text, action=turn.action, action_span=turn.action_span,
-            observation=observation, reward=turn.reward, state_key=turn.state_key, valid=turn.valid, info=turn.info,
-            imitate=turn.imitate))
+            weight_versions=turn.weight_versions, finish_reason=turn.finish_reason, text=text, action=turn.action,
+            action_span=turn.action_span, observation=observation, reward=turn.reward, state_key=turn.state_key,
+            valid=turn.valid, info=turn.info, imitate=turn.imitate))
     for index, (sequence, mask) in enumerate(zip(record.sequences, masks)):
         if sequence.mask != mask.tolist():
             raise ValueError(f"sequences.{index}: the mask is not 1 exactly where the turns' responses are")

@@ -12,7 +12,7 @@ from agents.context import ChatTemplate
 from agents.engine import Completion
 from agents.models import Policy
 from agents.rollout import Rollout, token_span
-from agents.trajectory import Status
+from agents.trajectory import Status, Turn
 from agents.transformers_engine import TransformersEngine
 from envs.core import ActionSpan, Outcome, Task, TextEnv
 from tests.agents.episodes import tasks
@@ -38,7 +38,7 @@ class Talking(TextEnv):
 
 
 class StubEngine:
-    """Answers with the given ids in turn, and keeps what it was asked."""
+    """Answers with the given ids in turn, after whose first token it got new weights; keeps what it was asked."""
 
     weight_version = 3
 
@@ -49,7 +49,8 @@ class StubEngine:
         ids = np.array(self.answers[len(self.requests)])
         self.requests.append(request)
         return Completion(response_ids=ids, logprobs=-np.arange(1, len(ids) + 1, dtype=np.float32),
-                          finish_reason="stop", weight_version=3)
+                          finish_reason="stop", weight_version=3,
+                          weight_versions=((3, 1), (4, len(ids))) if len(ids) > 1 else ())
 
 
 def with_tokenizer(tokenizer):
@@ -69,7 +70,16 @@ def test_what_was_sampled_is_kept_as_it_was_sampled():
     for turn, following, request in zip(turns, turns[1:], engine.requests[1:]):
         whole = [*turn.prompt_ids, *turn.response_ids]
         assert request.prompt_ids[:len(whole)].tolist() == whole == following.prompt_ids[:len(whole)].tolist()
-    assert [turn.text for turn in turns] == ["ab", "ab", "abab"] and turns[0].weight_version == 3
+    assert [turn.text for turn in turns] == ["ab", "ab", "abab"]
+    assert [(turn.weight_version, turn.weight_versions) for turn in turns] == [
+        (3, ((3, 1), (4, 2))), (3, ()), (3, ((3, 1), (4, 3)))]
+
+
+@pytest.mark.parametrize("versions", [((4, 1), (5, 2)), ((3, 1),), ((3, 1), (4, 3)), ((3, 2), (4, 2)), ((3, 0), (4, 2)),
+                                      ((3, 2), (4, 1), (5, 2))])
+def test_weight_versions_that_do_not_cover_the_response_are_refused(versions):
+    with pytest.raises(ValueError, match="do not cover 2 response ids"):
+        Turn(response_ids=[0, 1], weight_version=3, weight_versions=versions)
 
 
 @pytest.mark.parametrize("window", [None, 1])

@@ -90,8 +90,11 @@ def random_trajectories(draw):
     for _ in range(draw(st.integers(0, 3))):
         prompt = draw(ids) if draw(st.booleans()) else [*before, *draw(ids)]
         response = draw(st.lists(st.integers(0, 300), max_size=4))
+        ends = sorted(draw(st.sets(st.integers(1, len(response)))) | {len(response)}) if response else []
+        versions = tuple((draw(st.integers(0, 9)), end) for end in ends)
         turns.append(Turn(
-            prompt_ids=prompt, response_ids=response, weight_version=draw(st.integers(0, 9)), text=draw(ANY_TEXT),
+            prompt_ids=prompt, response_ids=response, weight_versions=versions,
+            weight_version=versions[0][0] if versions else draw(st.integers(0, 9)), text=draw(ANY_TEXT),
             logprobs=draw(st.lists(FLOAT32, min_size=len(response), max_size=len(response))), action=draw(ANY_TEXT),
             finish_reason=draw(st.sampled_from(["stop", "length"])), action_span=(0, len(response)),
             observation=draw(ANY_TEXT), reward=draw(st.floats(-1e9, 1e9)), state_key=draw(ANY_TEXT),
