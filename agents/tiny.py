@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agents.models import Policy, prepare
 from envs.core import TextEnv
@@ -24,26 +24,32 @@ SENTENCE = re.compile(r"\S[^.\n]*[.\n]?\s?")
 
 def make_tiny_policy(env: TextEnv, texts: Iterable[str], *, vocabulary: int = 512, hidden_size: int = 192,
                      layers: int = 4, max_context: int = 1024, seed: int = 0) -> Policy:
-    """An untrained Llama whose tokenizer was trained on `texts` (what is said in `env`). The same arguments give the
+    """An untrained Qwen3 whose tokenizer was trained on `texts` (what is said in `env`). The same arguments give the
     same policy."""
     tokenizer = train_tokenizer(texts, vocabulary, fixed=SENTENCE.findall(env.system_prompt))
     config = tiny_config(len(tokenizer), hidden_size, layers, max_context)
     config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+        model = Qwen3ForCausalLM(config)
+    for layer in model.model.layers:  # each layer passes its input on until it has learned something to add
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
     return Policy(prepare(model.float()), tokenizer)
 
 
-def tiny_config(vocabulary: int, hidden_size: int, layers: int, max_context: int = 1024) -> LlamaConfig:
+def tiny_config(vocabulary: int, hidden_size: int, layers: int, max_context: int = 1024) -> Qwen3Config:
     """The architecture of a tiny policy.
 
     Small heads, weights of unit gain and fast rotary frequencies are meant to help copying, the first thing that it
-    must learn: what to copy is found by what stands beside it.
+    must learn: what to copy is found by what stands beside it. Queries and keys are normalised, which bears a large
+    learning rate.
     """
-    return LlamaConfig(
+    heads = max(1, hidden_size // 16)
+    return Qwen3Config(
         vocab_size=vocabulary, hidden_size=hidden_size, intermediate_size=hidden_size * 8 // 3 // 16 * 16,
-        num_hidden_layers=layers, num_attention_heads=max(1, hidden_size // 16), max_position_embeddings=max_context,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads, head_dim=hidden_size // heads,
+        max_position_embeddings=max_context,
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         initializer_range=hidden_size**-0.5, tie_word_embeddings=True, bos_token_id=None, attention_dropout=0.0)
 

@@ -23,7 +23,7 @@ from trainers.settings import (
     validate,
 )
 
-TINY_DEFAULTS = {"optimizer": {"learning_rate": 5e-4}, "warm_start": {"optimizer": "muon", "learning_rate": 5e-3}}
+TINY_DEFAULTS = {"optimizer": {"learning_rate": 1e-3}, "warm_start": {"optimizer": "muon", "learning_rate": 2e-2}}
 """What a tiny policy wants instead of the defaults below, which are those of pretrained models."""
 
 SELDOM_MEANT = ("warm_start.", "evaluation.")

@@ -41,7 +41,7 @@ def test_nothing_given_is_the_default():
 def test_a_tiny_policy_has_learning_rates_of_its_own_that_settings_override():
     config = load_config()
     assert (config.optimizer.learning_rate, config.warm_start.optimizer, config.warm_start.learning_rate) == (
-        5e-4, "muon", 5e-3)
+        1e-3, "muon", 2e-2)
     assert load_config(None, ["--optimizer.learning_rate", "0.1"]).optimizer.learning_rate == 0.1
     assert load_config(None, ["--model.path", "some/model"]).optimizer.learning_rate == 1e-6
 

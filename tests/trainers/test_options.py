@@ -38,7 +38,7 @@ SETTINGS = {
     "warm_start.steps": ("1", NUMBERS, WARM), "warm_start.demonstrations": ("1", NUMBERS, WARM),
     "warm_start.options": ("{turns = 1}", NUMBERS, WARM), "warm_start.batch_size": ("1", NUMBERS, WARM),
     "warm_start.first_token_weight": ("3.0", NUMBERS, WARM),
-    "warm_start.optimizer": ("adamw", NUMBERS, WARM), "warm_start.learning_rate": ("0.02", NUMBERS, WARM),
+    "warm_start.optimizer": ("adamw", NUMBERS, WARM), "warm_start.learning_rate": ("0.01", NUMBERS, WARM),
     "rollout.tasks_per_step": ("3", NUMBERS, ""), "rollout.group_size": ("3", NUMBERS, ""),
     "rollout.temperature": ("0.5", NUMBERS, ""), "rollout.max_response_tokens": ("3", NUMBERS, ""),
     "rollout.max_context_tokens": ("16", NUMBERS, ""), "rollout.window": ("1", NUMBERS, ""),
