@@ -184,6 +184,20 @@ def test_the_bound_shrinks_where_returns_differ_less_than_in_the_median_group():
     assert found == pytest.approx([0.2, 0.1, 0.2], abs=1e-5)
 
 
+def test_rlsd_s_strength_falls_to_nothing_over_its_steps():
+    # η_k = .5 max(1 − k/50, 0) at the steps k = 1, 2, … counted from when it sets in.
+    rlsd = {"form": "multiplicative", "eta": 0.5, "eta_decay_steps": 50, "shaping_steps": 0}
+    at_once, later = (ADRS(**rlsd, shaping_warmup_steps=steps) for steps in (0, 20))
+    assert [at_once.strength(step) for step in (0, 24, 48, 49, 500)] == pytest.approx([0.49, 0.25, 0.01, 0, 0])
+    assert [later.strength(step) for step in (19, 20, 44)] == pytest.approx([0, 0.49, 0.25])
+    assert at_once.active(48) and not at_once.active(49) and ADRS(**ALWAYS).strength(500) == 0.02
+    # η = .25. Teacher above the policy by .1 and 9 (clipped): e^.1 and 1.2 of a success, e^−.1 and .8 of a failure.
+    groups, teacher = [group(played(1.0, (2,)), played(0.0, (2,)))], np.array([0.1, 9.0])
+    found = flat(at_once.advantages(groups, Scores(teacher_logprobs=[[[teacher], [teacher]]]), 24))
+    weights = np.array([np.exp(0.1), 1.2, np.exp(-0.1), 0.8])
+    assert found == pytest.approx(np.array([1, 1, -1, -1]) * np.sqrt(0.5) * (0.75 + 0.25 * weights), rel=1e-4)
+
+
 @given(groups=batches, seed=st.integers(0, 99))
 @quickly
 def test_the_multiplicative_form_keeps_every_sign_and_the_additive_one_need_not(groups, seed):
