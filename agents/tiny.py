@@ -18,7 +18,8 @@ CHAT_TEMPLATE = (
     "{% else %}{{ message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-TAG = re.compile(r"</?[A-Za-z_]+>")
+TAG = re.compile(r"</?[A-Za-z_]+>|\[[A-Z]{2,}\]")
+"""`<action>`, and separators such as `[SEP]`."""
 SENTENCE = re.compile(r"\S[^.\n]*[.\n]?\s?")
 
 
@@ -69,7 +70,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, fixed: Sequence[str] 
     # A byte-level decoder takes a whole token in other letters for bytes, so those texts are left to BPE.
     known = sorted({tag for text in texts for tag in TAG.findall(text)}) + [text for text in fixed if text.isascii()]
     tokenizer.train_from_iterator(
-        (TAG.sub(" ", text) for text in texts),
+        (part for text in texts for part in TAG.split(text)),
         trainers.BpeTrainer(vocab_size=vocabulary - len(known), special_tokens=[PAD, END, *ROLES], show_progress=False,
                             initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in known])

@@ -12,7 +12,7 @@ from envs.alfworld_games import FAMILIES, make_game, original_family, original_g
 from envs.alfworld_pddl import Fact
 from envs.alfworld_plan import plan
 from envs.alfworld_world import NOTHING, Game, World, translate
-from envs.core import LazyTasks, Outcome, Task, TextEnv
+from envs.core import LazyTasks, Outcome, Task, TextEnv, check_choice
 from envs.randomness import pick, stable_generator
 
 SIZES = {"train": 60_000, "seen": 600, "unseen": 600}
@@ -41,19 +41,22 @@ class ALFWorld(TextEnv):
     max_turns = 50
 
     def __init__(self, *, data: str | None = None, max_turns: int = 50, list_actions: bool = True,
-                 demonstration_searches: int = 0):
+                 families: Sequence[str] = tuple(FAMILIES), demonstration_searches: int = 0):
         """`data`: a folder with ALFWorld's original `json_2.1.1`, whose games are then played; by default that of the
         variable ALFWORLD_DATA, else games are generated. `list_actions`: observations end with the actions that are
-        possible. `demonstration_searches`: most receptacles that `gold` looks into in vain before it fetches an object.
+        possible. `families`: the kinds of games that are played. `demonstration_searches`: most receptacles that `gold`
+        looks into in vain before it fetches an object.
 
         Raises ImportError without ALFWorld's package and FileNotFoundError for a folder without games.
         """
         super().__init__(max_turns=max_turns)
         if demonstration_searches < 0:
             raise ValueError(f"demonstration_searches must be at least 0, got {demonstration_searches}")
+        check_choice("families", families, FAMILIES)
         package_folder()
         self.folder = _data_folder(data or os.environ.get("ALFWORLD_DATA"))
         self.list_actions, self.demonstration_searches = list_actions, demonstration_searches
+        self.families = [family for family in FAMILIES if family in families]
         self.system_prompt = RULES
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -61,17 +64,20 @@ class ALFWorld(TextEnv):
         if name not in SIZES:
             raise ValueError(f"ALFWorld has no split {split!r}; it has {', '.join([*SIZES, *ALIASES])}")
         if self.folder is None:
-            return LazyTasks(SIZES[name], lambda index: self._generated_task(name, index))
+            return LazyTasks(SIZES[name] // len(FAMILIES) * len(self.families),
+                             lambda place: self._generated_task(name, place))
         folder = self.folder / FOLDERS[name]
-        games = original_games(folder)
+        games = [name for name in original_games(folder) if original_family(name) in self.families]
         if not games:
-            raise FileNotFoundError(f"{folder} holds no game: download ALFWorld's data (alfworld-download) or unset "
-                                    "ALFWORLD_DATA to play generated games")
+            raise FileNotFoundError(f"{folder} holds no game of {', '.join(self.families)}: download ALFWorld's data "
+                                    "(alfworld-download) or unset ALFWORLD_DATA to play generated games")
         return LazyTasks(len(games), lambda index: Task(key=f"{FOLDERS[name]}/{games[index]}", split=name,
                                                         env_id=self.env_id, family=original_family(games[index])))
 
-    def _generated_task(self, split: str, index: int) -> Task:
-        family = list(FAMILIES)[index % len(FAMILIES)]
+    def _generated_task(self, split: str, place: int) -> Task:
+        turn, which = divmod(place, len(self.families))
+        family = self.families[which]
+        index = turn * len(FAMILIES) + list(FAMILIES).index(family)  # of the same game among those of all families
         rooms = scenes(split == "unseen")[family]
         scene = pick(stable_generator(f"alfworld {split} {index}"), rooms)
         return Task(key=f"{split}/{family}/{scene}/{index}", split=split, env_id=self.env_id, family=family,

@@ -7,7 +7,7 @@ script reads, `snapshot`/`restore` and clean text. See README.md for a whole env
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -55,6 +55,13 @@ class LazyTasks(Sequence[Task]):
         if not -self._size <= index < self._size:
             raise IndexError(f"task {index} of {self._size}")
         return self._make(index % self._size)
+
+
+def check_choice(option: str, chosen: Sequence[str], known: Collection[str]) -> None:
+    """Raise ValueError unless an option chooses at least one of the known names, and no other."""
+    unknown = [name for name in chosen if name not in known]
+    if unknown or not chosen:
+        raise ValueError(f"{option}: {', '.join(map(repr, unknown)) or 'none given'}; there are {', '.join(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)

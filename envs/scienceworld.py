@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.core import Outcome, Task, TextEnv, clean_text
+from envs.core import Outcome, Task, TextEnv, check_choice, clean_text
 from envs.scienceworld_simulator import Reply, World, open_world
 
 VARIATIONS = {
@@ -80,10 +80,7 @@ class ScienceWorld(TextEnv):
         self._world: World | None = None
 
     def _check(self) -> None:
-        unknown = [name for name in self.task_names if name not in VARIATIONS]
-        if unknown or not self.task_names:
-            raise ValueError(f"task_names: {', '.join(unknown) or 'none given'}; ScienceWorld has "
-                             f"{', '.join(VARIATIONS)}")
+        check_choice("task_names", self.task_names, VARIATIONS)
         parts = [] if self.simplifications in ("", "easy") else self.simplifications.split(",")
         if unknown := [part for part in parts if part not in SIMPLIFICATIONS]:
             raise ValueError(f"simplifications: {', '.join(unknown)!r} is not 'easy' nor one of "

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs.core import ActionSpan, LazyTasks, Outcome, Task, TextEnv, clean_text
+from envs.core import ActionSpan, LazyTasks, Outcome, Task, TextEnv, check_choice, clean_text
 from envs.randomness import pick
 from envs.search.documents import Document, Retriever, without_markup
 from envs.search.facts import facts
 from envs.search.files import Row, read_corpus, read_questions
-from envs.search.questions import PANEL_SIZES, TRAINING_SIZE, Question, panel, training_question
+from envs.search.questions import FAMILIES, PANEL_SIZES, TRAINING_SIZE, Question, panel, training_question
 from envs.search.retrieval import BM25, SearchServer
 from rewards.tags import hide_thinking, last_block
 from rewards.text import contains_match, exact_match, f1_score
@@ -64,12 +64,13 @@ class Search(TextEnv):
     max_turns = 10
 
     def __init__(self, *, questions: str | None = None, corpus: str | None = None, server: str | None = None,
-                 citations: bool = True, top_k: int = 3, passage_characters: int = 240, max_turns: int | None = None,
-                 server_seconds: float = 30.0):
+                 families: Sequence[str] = FAMILIES, citations: bool = True, top_k: int = 3,
+                 passage_characters: int = 240, max_turns: int | None = None, server_seconds: float = 30.0):
         """`questions`: a JSONL file or a folder of them; None for the questions about the built-in facts. `corpus`: a
         JSONL file in Search-R1's form, indexed by BM25; None for the facts. `server`: the address of a retrieval server
-        instead. A search shows `top_k` documents, `passage_characters` of each. See docs/search.md. Raises
-        FileNotFoundError and ValueError for files that cannot be used."""
+        instead. `families`: which of the built-in questions are asked. A search shows `top_k` documents,
+        `passage_characters` of each. See docs/search.md. Raises FileNotFoundError and ValueError for files that cannot
+        be used."""
         super().__init__(max_turns=max_turns)
         if corpus is not None and server is not None:
             raise ValueError("corpus and server are two ways to find documents: set one of them")
@@ -77,10 +78,14 @@ class Search(TextEnv):
             raise ValueError("the built-in questions are about the built-in facts: set questions as well as corpus")
         if questions is not None and corpus is None and server is None:
             raise ValueError("the built-in facts do not answer other questions: set corpus or server as well")
+        check_choice("families", families, FAMILIES)
+        if questions is not None and tuple(families) != FAMILIES:
+            raise ValueError("families chooses among the built-in questions: leave it out where questions is set")
         for name, value in (("top_k", top_k), ("passage_characters", passage_characters),
                             ("server_seconds", server_seconds)):
             if value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+        self.families = tuple(families)
         self.top_k, self.passage_characters, self.citations = top_k, passage_characters, citations
         self.system_prompt = f"{RULES} {WITH_CITATIONS}" if citations else f"{RULES}."
         self._rows = read_questions(questions) if questions is not None else None
@@ -101,10 +106,10 @@ class Search(TextEnv):
             rows = self._rows[split]
             return LazyTasks(len(rows), lambda index: self._row_task(rows[index], split))
         if split == "train":
-            return LazyTasks(TRAINING_SIZE, lambda index: self._task(training_question(index), split))
+            return LazyTasks(TRAINING_SIZE, lambda index: self._task(training_question(index, self.families), split))
         if split not in PANEL_SIZES:
             raise ValueError(f"Search has no split {split!r}; it has 'train', {', '.join(map(repr, PANEL_SIZES))}")
-        questions = panel(split)
+        questions = [question for question in panel(split) if question.family in self.families]
         return LazyTasks(len(questions), lambda index: self._task(questions[index], split))
 
     def _task(self, question: Question, split: str) -> Task:

@@ -104,10 +104,10 @@ def _beginnings() -> dict[tuple[str, str], list[Entity]]:
     return found
 
 
-def draw(split: str, index: int) -> Question:
-    """Question `index` of the endless row of a split's questions."""
+def draw(split: str, index: int, families: Sequence[str] = FAMILIES) -> Question:
+    """Question `index` of the endless row of a split's questions of these families."""
     rng = stable_generator(f"{split} {index}")
-    family = pick(rng, FAMILIES)
+    family = pick(rng, families)
     for _ in range(TRIES):
         if family == "comparison":
             question = _comparison(rng, split)
@@ -120,9 +120,9 @@ def draw(split: str, index: int) -> Question:
     raise RuntimeError(f"no question of {family} in {TRIES} draws for {split} {index}")
 
 
-def training_question(index: int) -> Question:
-    """Question `index` of the training set."""
-    return draw("train", index)
+def training_question(index: int, families: Sequence[str] = FAMILIES) -> Question:
+    """Question `index` of the training set of these families."""
+    return draw("train", index, families)
 
 
 @functools.lru_cache(maxsize=2)

@@ -24,7 +24,7 @@ from envs.webshop.files import Files, read_catalogue
 from envs.webshop.generator import generate_catalogue
 from envs.webshop.gold import gold_actions, plain_words
 from envs.webshop.nouns import spacy_model, tagged_nouns
-from envs.webshop.pages import Page, Session
+from envs.webshop.pages import PER_PAGE, Page, Session
 from rewards.webshop import PurchaseGrade, grade_purchase
 
 SIZE = 5000
@@ -57,22 +57,26 @@ class WebShop(TextEnv):
     def __init__(self, *, size: int | None = None, products: str | None = None, attributes: str | None = None,
                  instructions: str | None = None, reviews: str | None = None, observation_mode: str = "text",
                  reward: str = "score", reward_scale: float = 1.0, faithful: bool = False, title_nouns: str = "words",
-                 show_attributes: bool = False, max_turns: int | None = None):
+                 per_page: int = PER_PAGE, show_attributes: bool = False, max_turns: int | None = None):
         """`size`: products of the generated catalogue (5,000), or of the files the first ones (all). `products`,
         `attributes`, `instructions`, `reviews`: paths of the original's files, see `envs.webshop.files.Files`.
         `observation_mode`: `text`, `text_rich` or `html`. `reward`: `score`, or `success` (1 or 0); times
         `reward_scale`. `faithful`: score as the original does, mistakes included. `title_nouns`: how the nouns of the
-        files' titles are found, as `words` or, as in the original, by `spacy`. `show_attributes`: products have a page
-        of their attributes too. Raises ValueError for an unknown choice, and what `read_catalogue` raises.
+        files' titles are found, as `words` or, as in the original, by `spacy`. `per_page`: products on a page of
+        results. `show_attributes`: products have a page of their attributes too. Raises ValueError for an unknown
+        choice or a number out of range, and what `read_catalogue` raises.
         """
         super().__init__(max_turns=max_turns)
         for name, value in (("observation_mode", observation_mode), ("reward", reward), ("title_nouns", title_nouns)):
             if value not in CHOICES[name]:
                 raise ValueError(f"{name} is one of {', '.join(CHOICES[name])}, not {value!r}")
+        if per_page < 1:
+            raise ValueError(f"per_page must be at least 1, got {per_page}")
         if title_nouns == "spacy":
             spacy_model()
         self.observation_mode, self.reward, self.reward_scale = observation_mode, reward, reward_scale
-        self.faithful, self.title_nouns, self.show_attributes = faithful, title_nouns, show_attributes
+        self.faithful, self.title_nouns = faithful, title_nouns
+        self.per_page, self.show_attributes = per_page, show_attributes
         self._source = _source(size, products, attributes, instructions, reviews)
         self.catalogue = _load(*self._source)
         self._goal: Goal = self.catalogue.goals[0]
@@ -120,7 +124,7 @@ class WebShop(TextEnv):
     def gold(self, rng: np.random.Generator) -> list[str]:
         """Search, page through the results, choose the options and buy; `rng` varies the words and the order."""
         actions = gold_actions(self.catalogue, self._goal, lambda *purchase: self._grade(*purchase).score, rng,
-                               show_attributes=self.show_attributes)
+                               per_page=self.per_page, show_attributes=self.show_attributes)
         if len(actions) > self.max_turns:
             raise LookupError(f"{self._goal.asin} takes {len(actions)} turns to buy, more than {self.max_turns}")
         return [f"<action>{action}</action>" for action in actions]
@@ -167,8 +171,8 @@ class WebShop(TextEnv):
     def _go(self, session: Session) -> None:
         self._session = session
         self._grade_now = self._grade(self._bought(), dict(session.options)) if session.page == "done" else None
-        self._page = Page(self.catalogue, session, self._goal.instruction_text, show_attributes=self.show_attributes,
-                          score=self._grade_now.score if self._grade_now else 0.0)
+        self._page = Page(self.catalogue, session, self._goal.instruction_text, per_page=self.per_page,
+                          show_attributes=self.show_attributes, score=self._grade_now.score if self._grade_now else 0.0)
 
     def _bought(self) -> Product:
         return self.catalogue.products[self._session.product]

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from envs.webshop.catalogue import Catalogue, Goal, Product
-from envs.webshop.pages import PER_PAGE, option_labels
+from envs.webshop.pages import option_labels
 from rewards.webshop import same_option, token_set_ratio
 
 
 def gold_actions(catalogue: Catalogue, goal: Goal, score: Callable[[Product, Mapping[str, str]], float],
-                 rng: np.random.Generator, *, show_attributes: bool = False) -> list[str]:
+                 rng: np.random.Generator, *, per_page: int, show_attributes: bool = False) -> list[str]:
     """Actions that buy the goal's product with its options: a search, pages of results, the product, its options.
 
     `rng` varies the order of the words and of the options. Raises LookupError where no search finds the product, or
@@ -30,7 +30,7 @@ def gold_actions(catalogue: Catalogue, goal: Goal, score: Callable[[Product, Map
         raise LookupError(f"no search finds {product.asin} among the first {len(results)} products")
     labels = option_labels(product, show_attributes=show_attributes)
     choices = [labels[pair] for pair in options.items()]
-    clicks = ["next >"] * (results.index(place) // PER_PAGE) + [product.asin.lower()]
+    clicks = ["next >"] * (results.index(place) // per_page) + [product.asin.lower()]
     clicks += [choices[i] for i in rng.permutation(len(choices))] + ["buy now"]
     return [f"search[{keywords}]", *(f"click[{click}]" for click in clicks)]
 

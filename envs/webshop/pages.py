@@ -60,11 +60,11 @@ class Element:
 class Page:
     """The page that a session is on."""
 
-    def __init__(self, catalogue: Catalogue, session: Session, instruction: str, *, show_attributes: bool = False,
-                 score: float = 0.0):
-        """`score` is shown once the purchase is done."""
+    def __init__(self, catalogue: Catalogue, session: Session, instruction: str, *, per_page: int = PER_PAGE,
+                 show_attributes: bool = False, score: float = 0.0):
+        """`per_page`: products on a page of results. `score` is shown once the purchase is done."""
         self.searchable = session.page == "search"
-        self.elements = list(_elements(catalogue, session, instruction[:TEXT], show_attributes, score))
+        self.elements = list(_elements(catalogue, session, instruction[:TEXT], per_page, show_attributes, score))
         self.clickables: dict[str, Session] = {}
         for element in self.elements:
             if element.target is not None:
@@ -86,7 +86,7 @@ def option_labels(product: Product, *, show_attributes: bool = False) -> dict[tu
             for group, values_of_group in product.options.items() for value in values_of_group}
 
 
-def _elements(catalogue: Catalogue, session: Session, instruction: str, show_attributes: bool,
+def _elements(catalogue: Catalogue, session: Session, instruction: str, per_page: int, show_attributes: bool,
               score: float) -> Iterator[Element]:
     if session.page == "done":
         yield Element(text="Thank you for shopping with us!", tag="h2")
@@ -102,7 +102,7 @@ def _elements(catalogue: Catalogue, session: Session, instruction: str, show_att
         return
     yield Element(text="Back to Search", tag="button", target=Session())
     if session.page == "results":
-        yield from _results(catalogue, session)
+        yield from _results(catalogue, session, per_page)
     elif session.page == "item":
         yield from _item(catalogue.products[session.product], session, show_attributes)
     else:
@@ -110,14 +110,14 @@ def _elements(catalogue: Catalogue, session: Session, instruction: str, show_att
         yield from _sub_page(catalogue.products[session.product], session.page)
 
 
-def _results(catalogue: Catalogue, session: Session) -> Iterator[Element]:
-    start = (session.number - 1) * PER_PAGE
+def _results(catalogue: Catalogue, session: Session, per_page: int) -> Iterator[Element]:
+    start = (session.number - 1) * per_page
     yield Element(text=f"Page {session.number} (Total results: {len(session.results)})")
     if session.number > 1:
         yield Element(text="< Prev", tag="button", target=replace(session, number=session.number - 1))
-    if start + PER_PAGE < len(session.results):
+    if start + per_page < len(session.results):
         yield Element(text="Next >", tag="button", target=replace(session, number=session.number + 1))
-    for place in session.results[start:start + PER_PAGE]:
+    for place in session.results[start:start + per_page]:
         product = catalogue.products[place]
         visited = tuple(sorted({*session.visited, place}))
         yield Element(text=product.asin, tag="product", clicked=place in session.visited,

@@ -45,6 +45,12 @@ def test_tags_and_roles_are_single_tokens_wherever_they_stand():
             assert encode(word)[0] in encode(text) and len(encode(word)) == 1
 
 
+def test_words_behind_a_tag_and_separators_are_tokens():
+    words = train_tokenizer(["<action>open drawer 1</action> Next [SEP] Buy [x]"] * 50, 320)
+    assert [words.decode([i]) for i in encode("<action>open drawer", words)] == ["<action>", "open", " drawer"]
+    assert len(encode("[SEP]", words)) == 1 and len(encode("[x]", words)) == 3
+
+
 def test_numbers_look_the_same_wherever_they_stand():
     # Two digits at most to a token, and a space never joins a number.
     words = train_tokenizer(["Numbers: 12 34 56. 12+34 (12*34)"] * 50, 300)

@@ -240,7 +240,16 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
         envs.make(ID)
 
 
-@pytest.mark.parametrize("options", [{"max_turns": 0}, {"demonstration_searches": -1}])
+def test_chosen_families_are_the_same_games_alone(env):
+    some = envs.make(ID, families=["pick two", "look"])
+    for split in ("train", "seen"):
+        wanted = [task for task in env.tasks(split)[:60] if task.family in ("look", "pick two")]
+        assert list(some.tasks(split)[:20]) == wanted
+    assert len(some.tasks("unseen")) == 200  # two of six families of 600 games
+
+
+@pytest.mark.parametrize("options", [{"max_turns": 0}, {"demonstration_searches": -1}, {"families": ["wash"]},
+                                     {"families": []}, {"families": "pick"}])
 def test_impossible_options_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         envs.make(ID, **options)
@@ -284,6 +293,16 @@ def test_original_games_are_played_by_the_same_class(original, monkeypatch):
             env.reset(options={"task": task})
             assert env.game.task == games[task.family].task and env.game.facts == games[task.family].facts
             assert play(env, env.gold(np.random.default_rng(0)))[-1][4]["success"]
+
+
+def test_chosen_families_of_the_original_games(original):
+    folder, _ = original
+    for family in ("heat", "look"):
+        env = envs.make(ID, data=str(folder.parent), families=[family])
+        assert [task.family for task in env.tasks("train")] == [family]
+    next((folder / "valid_seen").glob("look*")).rename(folder / "elsewhere")
+    with pytest.raises(FileNotFoundError, match="no game of look"):
+        env.tasks("seen")
 
 
 def test_games_that_alfworld_leaves_out_are_left_out(original):

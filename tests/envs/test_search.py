@@ -237,6 +237,8 @@ def test_passages_are_cut_between_words_and_short_documents_are_whole(files):
     ({"passage_characters": 0}, "passage_characters"), ({"max_turns": 0}, "max_turns"),
     ({"corpus": None, "server": "127.0.0.1:8000"}, "an address such as http://"),
     ({"corpus": None, "server": ""}, "an address such as http://"),
+    ({"families": ["1 hop"]}, "leave it out where questions is set"), ({"families": ["5 hops"]}, "4 hops"),
+    ({"families": []}, "none given"),
 ])
 def test_options_that_do_not_fit_are_refused(files, options, message):
     with pytest.raises(ValueError, match=message):

@@ -80,6 +80,13 @@ def test_every_family_is_there(tasks):
         assert min(families.values()) > 20
 
 
+def test_chosen_families_are_asked_alone_and_of_the_same_panel(env, tasks):
+    some = envs.make(ID, families=["1 hop", "comparison"])
+    assert {task.family for task in some.tasks("train")[:40]} == {"1 hop", "comparison"}
+    wanted = [task for task in env.tasks("test") if task.family in ("1 hop", "comparison")]
+    assert list(some.tasks("test")) == wanted and len(wanted) > 50
+
+
 def test_the_names_in_a_question_belong_to_one_thing_only(tasks):
     owners = Counter(name for entity in facts().entities.values()
                      for name in {fold(name) for name in (entity.name, *entity.aliases)})

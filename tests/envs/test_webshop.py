@@ -254,6 +254,18 @@ def test_html_holds_every_action_as_a_button_and_escapes_all_text():
 # Tasks and rewards
 
 
+def test_a_shop_with_fewer_products_on_a_page_has_more_pages_and_the_same_solutions():
+    env = envs.make(ID, size=SIZE, per_page=3)
+    pages = set()
+    for task in env.tasks("train")[:20]:
+        env.reset(options={"task": task})
+        actions = env.gold(np.random.default_rng(0))
+        shown = [env.step(env.parse(action).text) for action in actions]
+        assert shown[-1][4]["success"]
+        pages |= {step[0].count("[SEP] B0") for action, step in zip(actions, shown) if "search[" in action}
+    assert pages == {3}
+
+
 def test_sessions_are_numbered_and_split_as_in_the_original():
     assert split_sessions(12_087) == {"test": range(500), "heldout": range(500, 1500), "train": range(1500, 12_087)}
     # of fewer a tenth and a fifth
@@ -339,7 +351,7 @@ def test_the_random_and_the_empty_agent_hardly_ever_succeed(env):
     ({"observation_mode": "image"}, "observation_mode is one of text, text_rich, html, not 'image'"),
     ({"reward": "sparse"}, "reward is one of score, success"), ({"title_nouns": "nltk"}, "title_nouns is one of"),
     ({"size": 0}, "size must be at least 1"), ({"size": 10}, "between 24 and 200,000 products, got 10"),
-    ({"max_turns": 0}, "max_turns"),
+    ({"max_turns": 0}, "max_turns"), ({"per_page": 0}, "per_page must be at least 1"),
 ])
 def test_options_out_of_range_are_named(options, message):
     with pytest.raises(ValueError, match=message):

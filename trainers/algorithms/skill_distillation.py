@@ -42,12 +42,13 @@ class SkillDistillation(SkillTeacher):
                  for credit, teacher in zip(members, teachers, strict=True)]
                 for members, teachers in zip(credits, self.given(scores, "teacher_logprobs"), strict=True)]
 
-    def further_terms(self, tokens: LossInput) -> dict[str, tuple[float, Tensor]]:
-        terms = super().further_terms(tokens)
+    def loss(self, tokens: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = super().loss(tokens)
         if not self.active(tokens.step):
-            return terms
+            return loss, metrics
         distillation = aggregate(self.divergence(tokens, tokens.extra["teacher_logprobs"]), counts=tokens.counts)
-        return {**terms, "distillation": (self.distillation_coefficient, distillation)}
+        total = loss + self.distillation_coefficient * distillation
+        return total, {**metrics, "loss": total.detach(), "distillation": distillation.detach()}
 
     def divergence(self, tokens: LossInput, teacher: Tensor) -> Tensor:
         """What is averaged and lowered. # [tokens]"""
