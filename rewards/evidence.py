@@ -10,6 +10,7 @@ support a unit, and may be left out:
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -22,6 +23,7 @@ PASSAGE = re.compile(r"\n\s*\n")
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
+@lru_cache(maxsize=65536)
 def canonical_id(name: str) -> str:
     """One writing of a document's name: URLs with lower-case scheme and host, without fragment, tracking parameters,
     default port and trailing slash, their query sorted; any other name as it is, without blanks around it."""
@@ -40,8 +42,8 @@ def canonical_id(name: str) -> str:
 def mentions(text: str, names: Iterable[str]) -> bool:
     """Whether the words of one of the names stand in a row in `text`, whatever their case, accents and punctuation;
     a name's leading "the" does not matter."""
-    words = f" {' '.join(_words(text))} "
-    return any(f" {' '.join(name)} " in words for name in map(_name, names) if name)
+    spoken = _spoken(text)
+    return any(name in spoken for name in _names(names))
 
 
 def supporting_documents(evidence: Mapping[str, Any], documents: Mapping[str, str]) -> list[set[str]]:
@@ -62,10 +64,12 @@ def supporting_documents(evidence: Mapping[str, Any], documents: Mapping[str, st
         names = [aliases[relation["head"]], aliases[relation["tail"]]]
         needed.append([*names, relation["cues"]] if relation.get("cues") else names)
     known = [{canonical_id(name) for name in unit.get("documents", ())} for unit in (*entities, *relations)]
-    return [{name for name, text in documents.items()
-             if name in own or any(all(mentions(passage, names) for names in together)
-                                   for passage in PASSAGE.split(text))}
-            for own, together in zip(known, needed)]
+    sought = [[_names(names) for names in together] for together in needed]
+    passages = {name: [_spoken(passage) for passage in PASSAGE.split(text)] for name, text in documents.items()}
+    return [{name for name, spoken in passages.items()
+             if name in own or any(all(any(alias in passage for alias in names) for names in together)
+                                   for passage in spoken)}
+            for own, together in zip(known, sought)]
 
 
 def document_credit(support: Iterable[set[str]], unit_credit: float) -> dict[str, float]:
@@ -96,12 +100,12 @@ def cited_support(evidence: Mapping[str, Any], shown: Sequence[Mapping[str, str]
                   ) -> list[set[str]]:
     """K_u of each unit among the cited documents. One that no step showed is dropped. What several steps showed of a
     document counts together."""
-    texts: dict[str, str] = {}
+    texts: dict[str, dict[str, None]] = {}  # the different ones of each document
     wanted = {canonical_id(name) for name in cited}
     for documents in shown:
         for name in documents.keys() & wanted:
-            texts[name] = f"{texts[name]}\n\n{documents[name]}" if name in texts else documents[name]
-    return supporting_documents(evidence, texts)
+            texts.setdefault(name, {})[documents[name]] = None
+    return supporting_documents(evidence, {name: "\n\n".join(different) for name, different in texts.items()})
 
 
 def step_credit(support: Sequence[set[str]], shown: Sequence[Iterable[str]], *, unit_credit: float,
@@ -113,11 +117,14 @@ def step_credit(support: Sequence[set[str]], shown: Sequence[Iterable[str]], *, 
     return np.minimum(result, cap)
 
 
-def _name(text: str) -> list[str]:
-    words = _words(text)
-    return words[1:] if words[:1] == ["the"] and len(words) > 1 else words
+def _names(names: Iterable[str]) -> list[str]:
+    """Each name as it is looked for in what `_spoken` gives; those without a word are left out."""
+    spoken = [_spoken(name) for name in names]
+    return [" " + name.removeprefix(" the ") if name.startswith(" the ") and name != " the " else name
+            for name in spoken if name.strip()]
 
 
-def _words(text: str) -> list[str]:
+def _spoken(text: str) -> str:
+    """The words alone, in lower case and without accents, a blank before and after each."""
     plain = "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
-    return [word.replace(",", "") for word in WORD.findall(plain)]
+    return f" {' '.join(word.replace(',', '') for word in WORD.findall(plain))} "

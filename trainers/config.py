@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from trainers.algorithms import Algorithm, find_algorithm
 from trainers.algorithms.grpo import GRPO
@@ -72,6 +72,12 @@ class WarmStartSettings:
     """Training tasks whose gold solutions are shown, over and over."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment that shows them, beside `environment.options`."""
+    skill_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the demonstrations with skills in front of every prompt, as the teacher of ADRS reads them."""
+    feedback_share: float = Field(default=0.0, ge=0, le=1)
+    """Share with what the environment will answer at the end of every prompt, as the teacher of FACTOR reads it."""
+    skills: str | None = None
+    """TOML file of skills; None: the one in `trainers/skills` for the environment."""
     batch_size: PositiveInt = 32
     """Transcripts in a gradient step."""
     first_token_weight: PositiveFloat = 1.0
@@ -80,6 +86,13 @@ class WarmStartSettings:
     """See `optimizer.name`."""
     learning_rate: PositiveFloat = 1e-5
     """Rises over the first twentieth of the steps, then falls to 0 as a cosine."""
+
+    @model_validator(mode="after")
+    def _check_shares(self):
+        if self.skill_share + self.feedback_share > 1:
+            raise ValueError(f"skill_share {self.skill_share} and feedback_share {self.feedback_share} are more than 1 "
+                             "together")
+        return self
 
 
 @settings

@@ -11,7 +11,7 @@ from agents.tiny import make_tiny_policy
 from envs.core import TextEnv
 from trainers.config import TrainConfig
 from trainers.settings import SettingsError
-from trainers.supervised import fine_tune_policy, gold_texts, gold_trajectories
+from trainers.supervised import fine_tune_policy, gold_texts, gold_trajectories, told
 
 TOKENIZER_TASKS = 512
 """Tasks whose gold episodes a tiny policy's tokenizer is trained on."""
@@ -44,6 +44,8 @@ def warm_start(config: TrainConfig, policy: Policy, demonstrations: Rollout,
         tasks = env.tasks(config.environment.split)[:count]
     trajectories = gold_trajectories(demonstrations, policy, tasks, derive_seed(seed, "demonstrations"),
                                      window=config.rollout.window)
+    trajectories = told(policy, trajectories, derive_seed(seed, "told"), skill_share=settings.skill_share,
+                        feedback_share=settings.feedback_share, skills=settings.skills)
     fine_tune_policy(policy, trajectories, steps=settings.steps, batch_size=settings.batch_size,
                      learning_rate=settings.learning_rate, optimizer=settings.optimizer, seed=seed, on_step=on_step,
                      first_token_weight=settings.first_token_weight,

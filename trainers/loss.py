@@ -5,7 +5,7 @@ whole batch, so the parts' losses (and gradients) are *added*, never averaged. U
 gradients over ranks; where the framework averages them, multiply the loss by the number of ranks.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
@@ -33,6 +33,16 @@ class Counts:
     """Trained tokens of executable actions."""
     actions: int = 0
     """Turns with at least one of those."""
+
+    @property
+    def in_actions(self) -> "Counts":
+        """Of the tokens of actions alone."""
+        return replace(self, tokens=self.action_tokens, turns=self.actions)
+
+    @property
+    def outside_actions(self) -> "Counts":
+        """Of the other tokens alone; turns stay as they are."""
+        return replace(self, tokens=self.tokens - self.action_tokens)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -20,9 +20,12 @@ class TokenTable:
         """`returns` of each group's trajectories; NaN where there is none."""
         self.places = [(g, i, t) for g, group in enumerate(groups) for i, trajectory in enumerate(group.trajectories)
                        if not np.isnan(returns[g][i]) for t in range(len(trajectory.turns))]
-        self.lengths = [len(groups[g].trajectories[i].turns[t].response_ids) for g, i, t in self.places]
+        self._turns = [groups[g].trajectories[i].turns[t] for g, i, t in self.places]
+        self.lengths = [len(turn.response_ids) for turn in self._turns]
         self.turn_group = np.array([g for g, _, _ in self.places], np.int64)
         """Group of each turn. # int64 [turns]"""
+        self.turn_return = np.array([returns[g][i] for g, i, _ in self.places], np.float64)
+        """Return of each turn's trajectory. # float64 [turns]"""
         self.turn = np.repeat(np.arange(len(self.places)), self.lengths)
         """Turn of each token. # int64 [tokens]"""
         self.group = self.turn_group[self.turn]
@@ -31,6 +34,14 @@ class TokenTable:
     def flat(self, values: Sequence[Sequence[Sequence[np.ndarray]]]) -> np.ndarray:
         """Something of each group, trajectory and turn as one array. # float64 [tokens]"""
         return np.concatenate([np.zeros(0), *(values[g][i][t] for g, i, t in self.places)])
+
+    def behaviour(self) -> np.ndarray:
+        """Log-probabilities of the policy that sampled. # float64 [tokens]"""
+        return np.concatenate([np.zeros(0), *(turn.logprobs for turn in self._turns)])
+
+    def of_turns(self, values: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+        """A number for each group, trajectory and turn as one array. # [turns]"""
+        return np.array([values[g][i][t] for g, i, t in self.places])
 
     def put(self, values: np.ndarray, credits: Sequence[Sequence[Credit]]) -> list[list[Credit]]:
         """The credits with these advantages, one per token of the table."""
@@ -93,10 +104,23 @@ def preference_gate(logprobs: np.ndarray, turn: np.ndarray, returns: np.ndarray,
     return gate[turn]
 
 
-def bounds(spreads: np.ndarray, clip: float, *, adaptive: bool) -> np.ndarray:
-    """The bound of each group's signal: 0 where its spread is (below 1e-6), `clip` elsewhere, and if `adaptive` less in
-    proportion where the spread is below the median of the others. # float64 [groups]"""
-    alive = spreads >= EPSILON
+def return_spreads(returns: Sequence[np.ndarray]) -> np.ndarray:
+    """Standard deviation (ddof=1) of each group's returns that are not NaN, 0 of a single one. # float64 [groups]"""
+    known = [values[~np.isnan(values)] for values in returns]
+    return np.array([values.std(ddof=1) if len(values) > 1 else 0.0 for values in known])
+
+
+def advantage_spreads(credits: Sequence[Sequence[Credit]]) -> np.ndarray:
+    """The largest advantage of each group, whatever its sign. # float64 [groups]"""
+    return np.array([max((float(np.abs(turn).max(initial=0)) for credit in members for turn in credit.advantages),
+                         default=0.0) for members in credits])
+
+
+def bounds(spreads: np.ndarray, returns: Sequence[np.ndarray], clip: float, *, adaptive: bool) -> np.ndarray:
+    """The bound of each group's signal: 0 where its spread is (below 1e-6) or it has but one return that is not NaN,
+    `clip` elsewhere, and if `adaptive` less in proportion where the spread is below the median of the others.
+    # float64 [groups]"""
+    alive = (spreads >= EPSILON) & [np.count_nonzero(~np.isnan(values)) > 1 for values in returns]
     if not adaptive or not alive.any():
         return clip * alive
     return clip * alive * np.minimum(1.0, spreads / np.median(spreads[alive]))

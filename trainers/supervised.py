@@ -1,6 +1,7 @@
 """Supervised fine-tuning on transcripts: an environment's own gold solutions, or saved trajectories."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,8 +11,10 @@ from agents.rollout import Rollout, derive_seed
 from agents.trajectory import Group, Trajectory
 from envs.core import Task, TextEnv
 from trainers.algorithms.sft import SFT
+from trainers.algorithms.skill_teacher import skill_insertion
 from trainers.batch import pack
 from trainers.learner import Learner, OptimizerSettings
+from trainers.teacher import Insertion, feedback, teacher_prompts
 
 
 def gold_trajectories(rollout: Rollout, policy: Policy, tasks: Sequence[Task], seed: int, *,
@@ -22,6 +25,29 @@ def gold_trajectories(rollout: Rollout, policy: Policy, tasks: Sequence[Task], s
     """
     groups, _ = rollout.run(ScriptedAgent("gold", policy, window=window), tasks, group_size=1, seed=seed)
     return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def told(policy: Policy, trajectories: Sequence[Trajectory], seed: int, *, skill_share: float, feedback_share: float,
+         skills: str | None = None) -> list[Trajectory]:
+    """The trajectories, some of them (drawn by `seed`, in these shares) with the same responses after the prompts of a
+    teacher that reads skills, as ADRS's does, or what the environment will answer, as FACTOR's. So what a teacher is
+    told means something to the policy. `skills`: see `trainers.skills.load_skills`.
+
+    Raises SettingsError where there are no skills, ValueError where a prompt has no room for what is told.
+    """
+    def insertions(trajectory: Trajectory, drawn: float) -> list[Insertion | None]:
+        if drawn < skill_share:
+            return [skill_insertion(trajectory, skills)] * len(trajectory.turns)
+        return [feedback(turn.observation) if drawn < skill_share + feedback_share else None
+                for turn in trajectory.turns]
+
+    drawn = np.random.default_rng(seed).random(len(trajectories))
+    prompts = iter(teacher_prompts(
+        policy, [turn for trajectory in trajectories for turn in trajectory.turns],
+        [insertion for pair in zip(trajectories, drawn) for insertion in insertions(*pair)]))
+    return [replace(trajectory, turns=tuple(turn if prompt is None else replace(turn, prompt_ids=prompt)
+                                            for turn, prompt in zip(trajectory.turns, prompts)))
+            for trajectory in trajectories]
 
 
 def gold_texts(env: TextEnv, tasks: Sequence[Task], seed: int) -> list[str]:

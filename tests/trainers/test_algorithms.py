@@ -325,6 +325,14 @@ def test_rloo_s_loss_is_its_docstring_s_equation():
     torch.testing.assert_close(RLOO().loss(batch)[0], per_token.sum() / 2)
 
 
+def test_rloo_s_weight_is_finite_and_clipped_however_far_the_policies_are_apart():
+    # e^±50 over a trajectory: far above 1 + clip_high, and below 1 − clip_low.
+    for gap, weight in ((50.0, 1.2), (-50.0, 0.8), (1e4, 1.2), (-1e4, 0.8)):
+        batch = tokens(logprobs=tokens().behaviour_logprobs + gap / 3)
+        plain = RLOO(kl_coefficient=0.0, entropy_coefficient=0.0)
+        torch.testing.assert_close(gradient(plain, batch), -weight * batch.advantages / 2)
+
+
 def test_neutral_settings_are_bit_equal_to_the_base():
     batch, groups = tokens(), [group(1.0, 0.0, 0.5, None), group(0.0, 0.0)]
     surrogate = aggregate(clipped_surrogate(batch.logprobs, batch.behaviour_logprobs, batch.advantages)[0])

@@ -126,6 +126,13 @@ def test_segment_sum_takes_any_numbers_as_index():
     assert segment_sum(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([900, -3, 900])).tolist() == [5.0, 2.0, 5.0]
 
 
+def test_counts_of_actions_and_of_the_rest():
+    # 10 tokens of which 4 are of actions, in 2 of 3 turns.
+    counts = Counts(tokens=10, turns=3, sequences=1, action_tokens=4, actions=2)
+    assert (counts.in_actions.tokens, counts.in_actions.turns) == (4, 2)
+    assert (counts.outside_actions.tokens, counts.outside_actions.turns) == (6, 3)
+
+
 # However the batch is cut
 
 def test_token_mean_does_not_depend_on_the_micro_batches():

@@ -14,12 +14,14 @@ from trainers.loop import check_device, train
 from trainers.plan import plan
 from trainers.run import Run
 from trainers.settings import SettingsError, merge, read_overrides, setting_names
+from trainers.skills import FOLDER
 
 NUMBERS, EVALUATIONS, TRAJECTORIES, FILES = "numbers", "evaluations", "trajectories", "files"
 PLAN, ROWS, THREADS, ERROR, REFUSED = "plan", "rows", "threads", "error", "refused"
 
 OFF_POLICY = "--optimizer.epochs 4 --optimizer.learning_rate 0.1"
 WARM = "--warm_start.steps 2 --warm_start.batch_size 2"
+SKILLS = f"{WARM} --warm_start.skills {FOLDER / 'countdown.toml'}"
 KL = "--algorithm.kl_coefficient 0.5 --optimizer.epochs 3"
 SUM = "--algorithm.aggregation sequence_mean_token_sum_norm --algorithm.aggregation_length 7"
 EVALUATE = "--evaluation.episodes 4"
@@ -36,7 +38,10 @@ SETTINGS = {
     "model.device": ("cuda:99", REFUSED, ""), "model.hidden_size": ("48", NUMBERS, ""),
     "model.layers": ("2", NUMBERS, ""), "model.vocabulary": ("320", NUMBERS, "--environment.id turngym/Countdown-v0"),
     "warm_start.steps": ("1", NUMBERS, WARM), "warm_start.demonstrations": ("1", NUMBERS, WARM),
-    "warm_start.options": ("{turns = 1}", NUMBERS, WARM), "warm_start.batch_size": ("1", NUMBERS, WARM),
+    "warm_start.options": ("{turns = 1}", NUMBERS, WARM), "warm_start.skill_share": ("0.9", NUMBERS, SKILLS),
+    "warm_start.feedback_share": ("0.9", NUMBERS, WARM),
+    "warm_start.skills": (FOLDER / "search.toml", NUMBERS, f"{SKILLS} --warm_start.skill_share 0.9"),
+    "warm_start.batch_size": ("1", NUMBERS, WARM),
     "warm_start.first_token_weight": ("3.0", NUMBERS, WARM),
     "warm_start.optimizer": ("adamw", NUMBERS, WARM), "warm_start.learning_rate": ("0.01", NUMBERS, WARM),
     "rollout.tasks_per_step": ("3", NUMBERS, ""), "rollout.group_size": ("3", NUMBERS, ""),

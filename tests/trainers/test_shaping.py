@@ -9,11 +9,13 @@ from tests.trainers.algorithms.groups import group, played, quickly
 from trainers.algorithms import GRPO
 from trainers.shaping import (
     TokenTable,
+    advantage_spreads,
     bounds,
     centred,
     gate_differences,
     multiplied,
     preference_gate,
+    return_spreads,
     segment_mean,
     sigmoid,
     whitened,
@@ -109,10 +111,19 @@ def test_a_gate_per_token_worked_by_hand():
 
 
 def test_bounds_worked_by_hand():
-    # The median of .5, 1 and 4 (a spread of 0 is none) is 1.
-    assert bounds(np.array([0.5, 0.0, 1.0, 4.0]), 0.2, adaptive=True) == pytest.approx([0.1, 0, 0.2, 0.2])
-    assert bounds(np.array([0.5, 0.0, 1.0, 4.0]), 0.2, adaptive=False) == pytest.approx([0.2, 0, 0.2, 0.2])
-    assert bounds(np.zeros(2), 0.2, adaptive=True).tolist() == [0, 0]
+    # The median of .5, 1 and 4 (a spread of 0 is none, nor is that of a single return) is 1.
+    spreads, returns = np.array([0.5, 0.0, 1.0, 4.0, 9.0]), [np.zeros(2)] * 4 + [np.array([1.0, np.nan])]
+    assert bounds(spreads, returns, 0.2, adaptive=True) == pytest.approx([0.1, 0, 0.2, 0.2, 0])
+    assert bounds(spreads, returns, 0.2, adaptive=False) == pytest.approx([0.2, 0, 0.2, 0.2, 0])
+    assert bounds(np.zeros(2), returns[:2], 0.2, adaptive=True).tolist() == [0, 0]
+
+
+def test_how_far_a_group_s_returns_and_advantages_spread():
+    # 1, 0 and 1: standard deviation (ddof 1) .57735. The largest advantage of these counts whatever its sign.
+    spreads = return_spreads([np.array([1.0, np.nan, 0.0, 1.0]), np.array([3.0, np.nan]), np.zeros(0)])
+    assert spreads == pytest.approx([0.57735, 0, 0], abs=1e-5)
+    some = group(played(1.0, (2, 0, 1)), played(0.0, (1,)), played(0.0, (1,)))
+    assert advantage_spreads([GRPO().advantages([some])[0], []]) == pytest.approx([1.1547, 0], abs=1e-4)
 
 
 @pytest.mark.parametrize("value", [-1e4, -40.0, 0.0, 40.0, 1e4])
@@ -145,6 +156,8 @@ def test_the_table_leaves_out_what_cannot_be_scored_and_puts_the_rest_back():
     credits = GRPO().advantages([some])
     table = TokenTable([some], [some.rewards])
     assert table.turn.tolist() == [0, 0, 2, 3] and table.turn_group.tolist() == [0, 0, 0, 0]
+    assert table.turn_return.tolist() == [1, 1, 1, 0] and table.behaviour().tolist() == [0, 0, 0, 0]
+    assert table.of_turns([[np.array([5, 6, 7]), np.array([np.nan]), np.array([8])]]).tolist() == [5, 6, 7, 8]
     flat = table.flat([[credit.advantages for credit in members] for members in credits])
     assert flat == pytest.approx([0.70711] * 3 + [-0.70711], abs=1e-4)
     changed = table.put(np.arange(4.0), credits)[0]

@@ -15,9 +15,11 @@ from agents.transformers_engine import TransformersEngine
 from tests.agents.policies import random_policy
 from tests.trainers.trajectories import conversation, group
 from trainers.algorithms.sft import SFT
+from trainers.algorithms.skill_teacher import skill_insertion
 from trainers.batch import pack
 from trainers.learner import Learner, OptimizerSettings
-from trainers.supervised import fine_tune, fine_tune_policy, gold_texts, gold_trajectories, sample_batches
+from trainers.supervised import fine_tune, fine_tune_policy, gold_texts, gold_trajectories, sample_batches, told
+from trainers.teacher import feedback
 
 COUNTDOWN = "turngym/Countdown-v0"
 
@@ -76,6 +78,36 @@ def test_of_a_mistake_only_the_first_token_is_learned_and_of_other_turns_all(dem
     [[credit]] = SFT(first_token_weight=5.0).advantages([group(shown)])
     for turn, weights in zip(shown.turns, credit.advantages):
         assert weights.tolist() == [5.0] + [float(turn.imitate)] * (len(turn.response_ids) - 1)
+
+
+def test_some_demonstrations_stand_in_the_prompts_of_teachers_and_say_the_same(untrained, demonstrations):
+    mixed = told(untrained, demonstrations, 0, skill_share=0.3, feedback_share=0.4)
+    kinds = []
+    for before, after in zip(demonstrations, mixed, strict=True):
+        skills = skill_insertion(before).before
+        plain, prompts = ([untrained.tokenizer.decode(turn.prompt_ids) for turn in t.turns] for t in (before, after))
+        ends = [prompt.removesuffix("<|assistant|>").removesuffix("<|end|>") for prompt in prompts]
+        kinds.append("plain" if prompts == plain else "skills" if prompts == [skills + prompt for prompt in plain]
+                     else "feedback" if all(end.endswith(feedback(turn.observation).after)
+                                            for end, turn in zip(ends, after.turns)) else "neither")
+        assert [turn.response_ids.tolist() for turn in after.turns] == [t.response_ids.tolist() for t in before.turns]
+        rows = pack([group(after)], SFT().advantages([group(after)])).sequence_lengths
+        assert len(rows) == (len(after.turns) if kinds[-1] == "feedback" else 1)
+    assert {kind: kinds.count(kind) for kind in set(kinds)}.keys() == {"plain", "skills", "feedback"}
+    # Shares of 0.3 and 0.4: of 2,000, within three standard deviations of 600 and 800.
+    many = told(untrained, demonstrations[:1] * 2000, 1, skill_share=0.3, feedback_share=0.4)
+    lengths = [len(t.turns[0].prompt_ids) for t in many]
+    as_it_was = len(demonstrations[0].turns[0].prompt_ids)
+    assert abs(lengths.count(max(lengths)) - 600) < 62 and abs(lengths.count(as_it_was) - 600) < 62
+
+
+def test_without_shares_demonstrations_stay_and_the_seed_says_which_are_told(untrained, demonstrations):
+    def prompts(seed, **shares):
+        shares = {"skill_share": 0.0, "feedback_share": 0.0} | shares
+        return [turn.prompt_ids.tolist() for t in told(untrained, demonstrations, seed, **shares) for turn in t.turns]
+    assert prompts(0) == [turn.prompt_ids.tolist() for t in demonstrations for turn in t.turns]
+    assert prompts(1, skill_share=0.5) == prompts(1, skill_share=0.5) != prompts(2, skill_share=0.5)
+    assert all("[Privileged" in untrained.tokenizer.decode(ids) for ids in prompts(0, skill_share=1.0))
 
 
 def test_a_model_agent_reads_the_same_prompts_as_the_demonstrator(untrained, demonstrations):

@@ -8,11 +8,12 @@ For turn s with tokens j, and the same weights and response ids, ℓᵀ under th
     m = σ(τ d)                                          L1: σ(τ (ℓᵀ − ℓʳᵉᶠ) / std), per token; none: ½
     A ← A + clip(± η m Z(q), ± c)                      after_whiten (ours)
     A ← A + clip(± η Z(η m q), ± c)                    before_whiten (the authors'; at L2 the gate cancels in Z)
-    A ← A ((1−η) + η clip(e^{sgn(A)(ℓᵀ−ℓᵇ)}, 1 ± c))    multiplicative (RLSD): never changes a sign
+    A ← A ((1−η) + η clip(e^{sgn(A)(ℓᵀ−ℓᵇ)}, 1 ± c))    multiplicative: never changes a sign
 
 Z shifts and scales over all tokens of the group. The bound c shrinks where returns (over GiGPO: advantages) differ less
 than in the median group, and groups in which nothing differs get no signal. While the signal lasts entropy is rewarded
-more. The authors' automatic η is left out: it rescales a factor of q that cancels in Z.
+more. The authors' automatic η is left out: it rescales a factor of q that cancels in Z. RLSD, their predecessor, is the
+multiplicative form with an η that falls linearly from 0.5 to 0 in 50 steps (docs/algorithms.md).
 """
 
 from collections.abc import Sequence
@@ -23,13 +24,23 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from agents.trajectory import Group
-from trainers.algorithms.base import Needs, Scores
+from trainers.algorithms.base import Needs, Scores, faded
 from trainers.algorithms.gigpo import AnchorStates
 from trainers.algorithms.grpo import GRPO
 from trainers.algorithms.skill_teacher import SkillTeacher
 from trainers.credit import EPSILON, Credit
 from trainers.settings import settings
-from trainers.shaping import TokenTable, bounds, centred, multiplied, preference_gate, sigmoid, whitened
+from trainers.shaping import (
+    TokenTable,
+    advantage_spreads,
+    bounds,
+    centred,
+    multiplied,
+    preference_gate,
+    return_spreads,
+    sigmoid,
+    whitened,
+)
 
 
 @settings
@@ -62,6 +73,8 @@ class SkillShaping(SkillTeacher):
     """Steps before the signal sets in."""
     shaping_steps: NonNegativeInt = 50
     """Steps that it lasts; 0: to the end."""
+    eta_decay_steps: NonNegativeInt = 0
+    """Steps from when it sets in until η has fallen linearly to 0 (RLSD: 50); 0: η stays."""
     shaping_entropy_coefficient: NonNegativeFloat = 0.01
     """What `entropy_coefficient` is raised to while it lasts."""
 
@@ -78,8 +91,14 @@ class SkillShaping(SkillTeacher):
                        reference_scores=reference, reference_logprobs=needs.reference_logprobs or reference)
 
     def active(self, step: int) -> bool:
+        return self.strength(step) > 0
+
+    def strength(self, step: int) -> float:
+        """η in a step, counted from 0; 0 outside the window."""
         since = step - self.shaping_warmup_steps
-        return self.eta > 0 and since >= 0 and (self.shaping_steps == 0 or since < self.shaping_steps)
+        if since < 0 or 0 < self.shaping_steps <= since:
+            return 0.0
+        return self.eta * faded(since, self.eta_decay_steps) if self.eta_decay_steps else self.eta
 
     def entropy_weight(self, step: int) -> float:
         weight = super().entropy_weight(step)
@@ -95,24 +114,21 @@ class SkillShaping(SkillTeacher):
         teacher = table.flat(self.given(scores, "teacher_logprobs"))
         if not len(teacher):
             return credits
+        eta = self.strength(step)
         if self.form == "multiplicative":
-            behaviour = table.flat([[[turn.logprobs for turn in trajectory.turns] for trajectory in group.trajectories]
-                                    for group in groups])
-            after = multiplied(before, self.sign * (teacher - behaviour), self.eta, self.teacher_clip)
+            after = multiplied(before, self.sign * (teacher - table.behaviour()), eta, self.teacher_clip)
         else:
-            after = before + self._signal(table, teacher, groups, credits, scores)
+            bound = self._bounds(groups, credits)[table.group]
+            after = before + np.clip(self.sign * eta * self._signal(table, teacher, groups, scores, eta), -bound, bound)
         return table.put(np.where(before > 0, after, before) if self.positive_only else after, credits)
 
-    def _signal(self, table: TokenTable, teacher: np.ndarray, groups, credits, scores) -> np.ndarray:
-        """What is added to each token's advantage. # float64 [tokens]"""
+    def _signal(self, table: TokenTable, teacher: np.ndarray, groups, scores, eta: float) -> np.ndarray:
+        """m Z(q), or Z(η m q). # float64 [tokens]"""
         preference = centred(teacher, table.turn, over_batch=self.standardise_over == "batch")
         gate = self._gate(table, teacher, groups, scores)
-        bound = self._bounds(groups, credits)[table.group]
         if self.gate_position == "before_whiten":
-            signal = whitened(self.eta * gate * preference, table.group)
-        else:
-            signal = gate * whitened(preference, table.group)
-        return np.clip(self.sign * self.eta * signal, -bound, bound)
+            return whitened(eta * gate * preference, table.group)
+        return gate * whitened(preference, table.group)
 
     def _gate(self, table: TokenTable, teacher: np.ndarray, groups, scores) -> np.ndarray:
         """m of each token, between 0 and 1. # float64 [tokens]"""
@@ -122,28 +138,19 @@ class SkillShaping(SkillTeacher):
         if level == "L1":
             gaps = teacher - table.flat(self.given(scores, "reference_logprobs"))
             return sigmoid(self.gate_sharpness * gaps / (gaps.std() + EPSILON))
+        returns, unit = table.turn_return, table.turn_group
         if level == "L3":
-            returns = [self.step_returns(group) for group in groups]
-            states = [self.states(group) for group in groups]
-            unit = np.unique([(g, states[g][i][t]) for g, i, t in table.places], axis=0, return_inverse=True)[1]
-        else:
-            returns = [[np.full(len(trajectory.turns), value) for trajectory, value in
-                        zip(group.trajectories, self.returns(group))] for group in groups]
-            unit = table.turn_group
-        values = np.array([returns[g][i][t] for g, i, t in table.places])
-        return preference_gate(teacher, table.turn, values, unit, sharpness=self.gate_sharpness,
+            returns = table.of_turns([self.step_returns(group) for group in groups])
+            states = table.of_turns([self.states(group) for group in groups])
+            unit = np.unique(np.column_stack([unit, states]), axis=0, return_inverse=True)[1]
+        return preference_gate(teacher, table.turn, returns, unit, sharpness=self.gate_sharpness,
                                temperature=self.gate_temperature, standardise=self.standardise_gate)
 
     def _bounds(self, groups: Sequence[Group], credits: Sequence[Sequence[Credit]]) -> np.ndarray:
         """c of each group, 0 where nothing differs. # float64 [groups]"""
-        returns = [values[~np.isnan(values)] for values in map(self.returns, groups)]
-        if isinstance(self, AnchorStates):
-            spreads = [max((float(np.abs(turn).max(initial=0)) for credit in members for turn in credit.advantages),
-                           default=0.0) for members in credits]
-        else:
-            spreads = [values.std(ddof=1) if len(values) > 1 else 0.0 for values in returns]
-        spreads = np.where([len(values) > 1 for values in returns], spreads, 0.0)
-        return bounds(spreads, self.teacher_clip, adaptive=self.adaptive_clip)
+        returns = [self.returns(group) for group in groups]
+        spreads = advantage_spreads(credits) if isinstance(self, AnchorStates) else return_spreads(returns)
+        return bounds(spreads, returns, self.teacher_clip, adaptive=self.adaptive_clip)
 
 
 @settings

@@ -6,14 +6,15 @@ The training loop calls the hooks in this order and does not know which algorith
     anchors(trajectory, rng)     turns at which other episodes go on, to see what they are worth
     insertion(trajectory, ...)   what a teacher, the policy with more in its prompt, is told at a turn
     advantages(groups, ...)      credit per token; it may use `returns` and `credits`
-    loss(tokens)                 one scalar per micro-batch, and metrics; it may override `policy_loss` alone
+    loss(tokens)                 one scalar per micro-batch, and metrics; it may override `policy_loss` alone, or add
+                                 `further_terms`
 
 `make_critic` is called once, before training, by algorithms that learn values.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
@@ -77,6 +78,12 @@ class Scores:
     """Of the sampled tokens, by the model that training started from."""
     continuations: Sequence[Sequence[Mapping[int, Sequence[Trajectory]]]] | None = None
     """By group, trajectory and anchor: whole episodes that share what came before it, none where they failed."""
+
+    def of(self, group: int, trajectory: int) -> "Scores":
+        """What models said of one trajectory: of every field its part, by turn (`continuations`: by anchor)."""
+        whole = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Scores(**{name: None if part is None else part[group][trajectory]
+                         for name, part in whole.items()})
 
 
 @settings
@@ -178,8 +185,13 @@ class Algorithm:
         """Weight of the entropy bonus in a step, counted from 0."""
         return self.entropy_coefficient
 
+    def further_terms(self, tokens: LossInput) -> dict[str, tuple[float, Tensor]]:
+        """What else is added to the loss, under the name of its metric: a weight and this micro-batch's share."""
+        return {}
+
     def loss(self, tokens: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
-        """policy_loss + kl_coefficient · KL − entropy_weight · entropy, aggregated over the batch; and metrics.
+        """policy_loss + kl_coefficient · KL − entropy_weight · entropy, aggregated over the batch, + further_terms; and
+        metrics.
 
         Loss and metrics are this micro-batch's share: their sums over all micro-batches and ranks are the whole batch's
         loss and its means per token (`loss` and `policy_loss` by `aggregation`). Metrics carry no gradient.
@@ -198,12 +210,20 @@ class Algorithm:
         loss = self.aggregate(total, tokens)
         metrics = {"loss": loss, "policy_loss": self.aggregate(policy_loss, tokens)}
         metrics |= {name: aggregate(values, counts=tokens.counts) for name, values in per_token.items()}
+        for name, (weight, term) in self.further_terms(tokens).items():
+            loss = loss + weight * term
+            metrics |= {"loss": loss, name: term}
         return loss, {name: value.detach() for name, value in metrics.items()}
 
     def aggregate(self, loss: Tensor, tokens: LossInput) -> Tensor:
         """Per-token loss [tokens] as this micro-batch's share of the batch's loss."""
         return aggregate(loss, mode=self.aggregation, sequence_index=tokens.trajectory_index,
                          turn_index=tokens.turn_index, counts=tokens.counts, max_length=self.aggregation_length)
+
+
+def faded(step: int, steps: int) -> float:
+    """What is left, in a step counted from 0, of 1 that falls linearly: 1 − (step + 1) / steps, never below 0."""
+    return max(1 - (step + 1) / steps, 0.0)
 
 
 def _given(values: Tensor | None, name: str, setting: str) -> Tensor:

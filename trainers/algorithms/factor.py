@@ -20,7 +20,7 @@ Allocation to tokens (HTA). A teacher, the policy that reads what the environmen
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -28,8 +28,14 @@ from torch import Tensor
 
 from agents.models import Policy
 from agents.trajectory import Group, Trajectory
-from trainers.action_credit import choose_anchors, hindsight_weights, temporal_difference_credit
-from trainers.algorithms.base import Algorithm, Needs, Scores
+from trainers.action_credit import (
+    anchor_targets,
+    choose_anchors,
+    hindsight_weights,
+    standardise,
+    temporal_difference_credit,
+)
+from trainers.algorithms.base import Algorithm, Needs, Scores, faded
 from trainers.credit import Credit, leave_one_out
 from trainers.loss import LossInput, aggregate
 from trainers.settings import settings
@@ -84,86 +90,64 @@ class FACTOR(Algorithm):
         return feedback(trajectory.turns[turn].observation) if asked else None
 
     def reward(self, trajectory: Trajectory) -> float | None:
-        if trajectory.reward is None or self.outcome == "reward":
-            return trajectory.reward
-        return float(trajectory.success if self.outcome == "success" else trajectory.score)
+        return None if trajectory.reward is None else float(getattr(trajectory, self.outcome))
 
     def advantages(self, groups: Sequence[Group], scores: Scores | None = None,
                    step: int = 0) -> list[list[Credit]]:
         """As in the base. Without `scores.values` each is 0, without `scores.teacher_logprobs` tokens share equally."""
         scores, result = scores or Scores(), []
         for g, group in enumerate(groups):
-            outcomes, mean, spread = self._outcomes(group)
+            returns = self.returns(group)
+            outcomes = self._counted(returns, returns)
             whole = leave_one_out(outcomes) if self.baseline == "leave_one_out" else outcomes
             (uniform,) = self.credits([group], [whole])
             result.append([credit if credit.excluded or not trajectory.turns else replace(
-                credit, advantages=self._advantages(trajectory, outcomes[i], whole[i], scores, (g, i), step),
-                extra=self._targets(trajectory, outcomes[i], mean, spread, scores, (g, i)),
-                teacher_prompts=tuple(_at(scores.teacher_prompts, (g, i)) or ()))
+                credit, advantages=self._allocated(trajectory, outcomes[i], whole[i], scores.of(g, i), step),
+                extra=self._targets(trajectory, outcomes[i], returns, scores.of(g, i)),
+                teacher_prompts=tuple(scores.of(g, i).teacher_prompts or ()))
                 for i, (trajectory, credit) in enumerate(zip(group.trajectories, uniform))])
         return result
 
-    def _outcomes(self, group: Group) -> tuple[np.ndarray, float, float]:
-        """Outcomes, and the mean and spread that they are counted in. # [group_size]"""
-        returns = self.returns(group)
-        scored = returns[~np.isnan(returns)]
-        if self.baseline != "standardised" or not len(scored):
-            return returns, 0.0, 1.0
-        spread = scored.std() + 1e-8 if scored.std() >= 1e-6 else np.inf
-        return (returns - scored.mean()) / spread, float(scored.mean()), float(spread)
+    def _counted(self, returns: np.ndarray, among: np.ndarray) -> np.ndarray:
+        """Returns as outcomes are counted, those of the group being `among`."""
+        return standardise(returns, among) if self.baseline == "standardised" else returns
 
-    def _advantages(self, trajectory: Trajectory, outcome: float, whole: float, scores: Scores, place: tuple[int, int],
-                    step: int) -> tuple[np.ndarray, ...]:
-        turns, values, teacher = trajectory.turns, _at(scores.values, place), _at(scores.teacher_logprobs, place)
-        before = [float(values[t][0]) if values and len(values[t]) else 0.0 for t in range(len(turns))]
-        credits = temporal_difference_credit(np.array(before), outcome, baseline=outcome - whole)
+    def _allocated(self, trajectory: Trajectory, outcome: float, whole: float, scores: Scores,
+                   step: int) -> tuple[np.ndarray, ...]:
+        turns = trajectory.turns
+        values = [turn[0] if len(turn) else 0.0 for turn in scores.values or [()] * len(turns)]
+        credits = temporal_difference_credit(np.array(values, np.float64), outcome, baseline=outcome - whole)
         if step < self.warmup_steps:
             credits = np.full(len(turns), whole / len(turns))
-        advantages = [np.full(len(turn.response_ids), whole, np.float32) for turn in turns]
-        for t, (turn, credit) in enumerate(zip(turns, credits)):
+        advantages = tuple(np.full(len(turn.response_ids), whole, np.float32) for turn in turns)
+        teacher = scores.teacher_logprobs or [turn.logprobs for turn in turns]
+        for turn, credit, tokens, told in zip(turns, credits, advantages, teacher):
             at = slice(*turn.action_span)
-            gap = (teacher[t] if teacher else turn.logprobs)[at] - turn.logprobs[at]
-            advantages[t][at] = credit * hindsight_weights(gap, credit, share=self._share(step), clip=self.gap_clip,
-                                                           temperature=self.allocation_temperature)
-        return tuple(advantages)
+            tokens[at] = credit * hindsight_weights(told[at] - turn.logprobs[at], credit, share=self._share(step),
+                                                    clip=self.gap_clip, temperature=self.allocation_temperature)
+        return advantages
 
-    def _targets(self, trajectory: Trajectory, outcome: float, mean: float, spread: float, scores: Scores,
-                 place: tuple[int, int]) -> dict[str, tuple[np.ndarray, ...]]:
-        """What the value head learns from, at the first token of each anchor's turn."""
-        targets, weights = ([np.zeros(len(turn.response_ids), np.float32) for turn in trajectory.turns]
-                            for _ in range(2))
-        for turn, branches in (_at(scores.continuations, place) or {}).items():
-            rewards = [reward for branch in branches if (reward := self.reward(branch)) is not None]
-            targets[turn][:1] = np.mean([(reward - mean) / spread for reward in rewards] or outcome)
-            weights[turn][:1] = 1.0
-        return {"value_targets": tuple(targets), "value_weights": tuple(weights)}
+    def _targets(self, trajectory: Trajectory, outcome: float, returns: np.ndarray,
+                 scores: Scores) -> dict[str, tuple[np.ndarray, ...]]:
+        branched = {turn: self._counted(self.returns(Group(trajectories=branches)), returns)
+                    for turn, branches in (scores.continuations or {}).items()}
+        return anchor_targets(trajectory.turns, branched, outcome)
 
     def aggregate(self, loss: Tensor, tokens: LossInput) -> Tensor:
         """The mean over actions of their tokens' mean, and the mean over the other tokens."""
-        counts, actions = tokens.counts, tokens.action_mask
-        return aggregate(loss, actions, "turn_mean_token_mean", sequence_index=tokens.trajectory_index,
-                         turn_index=tokens.turn_index, counts=replace(counts, turns=counts.actions)) \
-            + aggregate(loss, ~actions, counts=replace(counts, tokens=counts.tokens - counts.action_tokens))
+        return aggregate(loss, tokens.action_mask, "turn_mean_token_mean", sequence_index=tokens.trajectory_index,
+                         turn_index=tokens.turn_index, counts=tokens.counts.in_actions) \
+            + aggregate(loss, ~tokens.action_mask, counts=tokens.counts.outside_actions)
 
-    def loss(self, tokens: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, metrics = super().loss(tokens)
+    def further_terms(self, tokens: LossInput) -> dict[str, tuple[float, Tensor]]:
         weight = self._teacher_weight(tokens.step)
         if tokens.teacher_divergence is None or weight == 0:
-            return loss, metrics
-        teacher_kl = aggregate(tokens.teacher_divergence, tokens.action_mask,
-                               counts=replace(tokens.counts, tokens=tokens.counts.action_tokens))
-        total = loss + weight * teacher_kl
-        return total, {**metrics, "loss": total.detach(), "teacher_kl": teacher_kl.detach()}
+            return {}
+        return {"teacher_kl": (weight, aggregate(tokens.teacher_divergence, tokens.action_mask,
+                                                 counts=tokens.counts.in_actions))}
 
     def _share(self, step: int) -> float:
-        return self.allocation * self._decay(step) if step >= self.warmup_steps else 0.0
+        return self.allocation * faded(step, self.decay_steps) if step >= self.warmup_steps else 0.0
 
     def _teacher_weight(self, step: int) -> float:
-        return self.teacher_kl_coefficient * self._decay(step)
-
-    def _decay(self, step: int) -> float:
-        return max(1 - (step + 1) / self.decay_steps, 0.0)
-
-
-def _at(scores: Sequence[Sequence[Any]] | None, place: tuple[int, int]) -> Any:
-    return scores[place[0]][place[1]] if scores is not None else None
+        return self.teacher_kl_coefficient * faded(step, self.decay_steps)

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from agents.trajectory import Group, Trajectory
-from trainers.algorithms.base import Needs, Scores
+from trainers.algorithms.base import Needs, Scores, faded
 from trainers.algorithms.grpo import GRPO
 from trainers.credit import Credit
 from trainers.settings import settings
@@ -59,4 +59,4 @@ class SERL(GRPO):
         return result
 
     def _mixing(self, step: int) -> float:
-        return self.mixing * max(1 - (step + 1) / self.decay_steps, 0.0)
+        return self.mixing * faded(step, self.decay_steps)

@@ -42,13 +42,12 @@ class SkillDistillation(SkillTeacher):
                  for credit, teacher in zip(members, teachers, strict=True)]
                 for members, teachers in zip(credits, self.given(scores, "teacher_logprobs"), strict=True)]
 
-    def loss(self, tokens: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, metrics = super().loss(tokens)
+    def further_terms(self, tokens: LossInput) -> dict[str, tuple[float, Tensor]]:
+        terms = super().further_terms(tokens)
         if not self.active(tokens.step):
-            return loss, metrics
+            return terms
         distillation = aggregate(self.divergence(tokens, tokens.extra["teacher_logprobs"]), counts=tokens.counts)
-        total = loss + self.distillation_coefficient * distillation
-        return total, {**metrics, "loss": total.detach(), "distillation": distillation.detach()}
+        return {**terms, "distillation": (self.distillation_coefficient, distillation)}
 
     def divergence(self, tokens: LossInput, teacher: Tensor) -> Tensor:
         """What is averaged and lowered. # [tokens]"""

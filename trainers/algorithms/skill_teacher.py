@@ -28,11 +28,7 @@ class SkillTeacher(Modifier):
         raise NotImplementedError
 
     def insertion(self, trajectory: Trajectory, turn: int, step: int) -> Insertion | None:
-        if not self.active(step):
-            return None
-        library = load_skills(trajectory.task.env_id, self.skills)
-        skills = library.match(trajectory.task, trajectory.first_observation)
-        return Insertion(before=f"{HEADER}\n{skills}\n\n")
+        return skill_insertion(trajectory, self.skills) if self.active(step) else None
 
     def given(self, scores: Scores | None, name: str) -> PerTurn:
         """A member of `scores`. Raises ValueError where it is missing."""
@@ -40,3 +36,9 @@ class SkillTeacher(Modifier):
             raise ValueError(f"{type(self).__name__} needs scores.{name}, log-probabilities of the sampled tokens: "
                              "pass what Learner.score gives")
         return values
+
+
+def skill_insertion(trajectory: Trajectory, path: str | None = None) -> Insertion:
+    """The skills for the trajectory's task, as they stand before each of its prompts. `path`: see `load_skills`."""
+    skills = load_skills(trajectory.task.env_id, path).match(trajectory.task, trajectory.first_observation)
+    return Insertion(before=f"{HEADER}\n{skills}\n\n")

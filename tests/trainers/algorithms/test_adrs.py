@@ -184,6 +184,50 @@ def test_the_bound_shrinks_where_returns_differ_less_than_in_the_median_group():
     assert found == pytest.approx([0.2, 0.1, 0.2], abs=1e-5)
 
 
+def test_rlsd_s_strength_falls_to_nothing_over_its_steps():
+    # η_k = .5 max(1 − k/50, 0) at the steps k = 1, 2, … counted from when it sets in.
+    rlsd = {"form": "multiplicative", "eta": 0.5, "eta_decay_steps": 50, "shaping_steps": 0}
+    at_once, later = (ADRS(**rlsd, shaping_warmup_steps=steps) for steps in (0, 20))
+    assert [at_once.strength(step) for step in (0, 24, 48, 49, 500)] == pytest.approx([0.49, 0.25, 0.01, 0, 0])
+    assert [later.strength(step) for step in (19, 20, 44)] == pytest.approx([0, 0.49, 0.25])
+    assert at_once.active(48) and not at_once.active(49) and ADRS(**ALWAYS).strength(500) == 0.02
+    # η = .25. Teacher above the policy by .1 and 9 (clipped): e^.1 and 1.2 of a success, e^−.1 and .8 of a failure.
+    groups, teacher = [group(played(1.0, (2,)), played(0.0, (2,)))], np.array([0.1, 9.0])
+    found = flat(at_once.advantages(groups, Scores(teacher_logprobs=[[[teacher], [teacher]]]), 24))
+    weights = np.array([np.exp(0.1), 1.2, np.exp(-0.1), 0.8])
+    assert found == pytest.approx(np.array([1, 1, -1, -1]) * np.sqrt(0.5) * (0.75 + 0.25 * weights), rel=1e-4)
+
+
+def test_over_gigpo_the_bound_shrinks_where_advantages_are_smaller():
+    # Divided by their standard deviations returns of 1 and of ½ give the same advantages: the same bound of .2.
+    # Otherwise ±½ and ±¼ between trajectories and as much again in the state: the median of 1 and .5 is .75.
+    groups = [group(played(high, (4,), states="a"), played(0.0, (4,), states="a")) for high in (1.0, 0.5)]
+    for by_std, right in ((True, [0.2, 0.2]), (False, [0.2, 0.2 * 0.5 / 0.75])):
+        options = {"eta": 1.0, "gate": "none", "normalise_by_std": by_std}
+        found = signal(OVER_GIGPO(**options, **ALWAYS), groups, scored(groups),
+                       find_algorithm("GiGPO")(normalise_by_std=by_std))
+        assert np.abs(found).reshape(2, -1).max(1) == pytest.approx(right, abs=1e-5)
+
+
+def test_the_gate_per_token_against_the_reference_worked_by_hand():
+    # Teacher −1, −3 | −5, −5 and the reference −3: gaps 2, 0, −2, −2 of standard deviation √2.75 = 1.65831 (ddof 0).
+    # m = σ(2 · 2 / 1.65831) = .91774 and ½ where Z = ±√2; .1 m Z.
+    some = [group(played(1.0, (2,)), played(0.0, (2,)))]
+    scores = Scores(teacher_logprobs=[[[np.array([-1.0, -3.0])], [np.array([-5.0, -5.0])]]],
+                    reference_logprobs=[[[np.full(2, -3.0)], [np.full(2, -3.0)]]])
+    found = signal(ADRS(eta=0.1, gate="L1", **ALWAYS), some, scores)
+    assert found == pytest.approx([0.129788, -0.0707107, 0, 0], abs=1e-5)
+    needs = ADRS(gate="L1").needs
+    assert needs.reference_logprobs and needs.reference_scores and not ADRS().needs.reference_logprobs
+
+
+@given(groups=batches)
+@quickly
+def test_the_automatic_gate_is_that_of_groups_over_grpo(groups):
+    ours, theirs = (ADRS(gate=gate, **ALWAYS).advantages(groups, scored(groups)) for gate in ("auto", "L2"))
+    assert same(ours, theirs)
+
+
 @given(groups=batches, seed=st.integers(0, 99))
 @quickly
 def test_the_multiplicative_form_keeps_every_sign_and_the_additive_one_need_not(groups, seed):

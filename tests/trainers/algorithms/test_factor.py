@@ -13,7 +13,7 @@ from tests.agents.policies import random_policy
 from tests.trainers.algorithms.groups import quickly, same
 from tests.trainers.runs import rows, start
 from tests.trainers.trajectories import conversation
-from trainers.action_credit import choose_anchors, hindsight_weights, temporal_difference_credit
+from trainers.action_credit import choose_anchors, hindsight_weights, standardise, temporal_difference_credit
 from trainers.algorithms import FACTOR, GRPO, RLOO, SERL, Scores
 from trainers.batch import pack
 from trainers.learner import Learner, OptimizerSettings
@@ -126,6 +126,28 @@ def test_the_outcome_is_the_return_or_what_the_environment_reports(outcome, expe
     (credits,) = FACTOR(outcome=outcome, baseline="none").advantages([group], step=LATE)
     assert credits[0].advantages[0].tolist() == [expected] * 4
     assert FACTOR(outcome=outcome).reward(played(None, (0, 1), success=True)) is None
+
+
+def test_outcomes_in_the_group_s_deviations_worked_by_hand():
+    # 1 and 0 (the unscorable is not of them): mean ½, deviation ½ (ddof 0); so .75 is half of one above the mean.
+    among = np.array([1.0, np.nan, 0.0])
+    assert standardise(among, among) == pytest.approx([1.0, np.nan, -1.0], nan_ok=True)
+    assert standardise(np.array([0.75]), among) == pytest.approx([0.5])
+    # A deviation below 1e-6 is none; 5e-6 is one, and 1e-8 beside it.
+    assert standardise(np.array([3.0]), np.array([1.0, 1.0 + 1e-7])).tolist() == [0.0]
+    assert standardise(np.array([1e-5]), np.array([0.0, 1e-5]))[0] == pytest.approx(5e-6 / (5e-6 + 1e-8), rel=1e-6)
+    assert standardise(np.array([np.nan, 2.0]), np.array([np.nan])).tolist()[1] == 2.0
+
+
+def test_a_teacher_is_asked_only_for_what_its_answer_is_used_for():
+    for allocation, coefficient in ((0.7, 1.0), (0.0, 1.0), (0.7, 0.0), (0.0, 0.0)):
+        factor = FACTOR(allocation=allocation, teacher_kl_coefficient=coefficient)
+        asked = allocation > 0 or coefficient > 0
+        assert (factor.needs.teacher_logprobs, factor.needs.teacher_divergence) == (asked, coefficient > 0)
+        assert (factor.insertion(played(1.0, (0, 1)), 0, LATE) is not None) == asked
+        # In the warm-up nothing is allocated yet.
+        assert (factor.insertion(played(1.0, (0, 1)), 0, 9) is not None) == (coefficient > 0)
+    assert (FACTOR().needs.continuations, FACTOR().needs.continuation_turns) == (4, 15)
 
 
 # Allocation to tokens

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.trainers.algorithms.groups import group, played, random_groups, same
 from tests.trainers.runs import rows, start
 from tests.trainers.test_algorithms import tokens
-from trainers.algorithms import GRPO, RLOO, SDAR, Scores, SkillSD, find_algorithm
+from trainers.algorithms import FACTOR, GRPO, RLOO, SDAR, Scores, SkillSD, find_algorithm
 from trainers.settings import SettingsError, validate
 
 pytestmark = pytest.mark.filterwarnings("ignore:a group has one scorable trajectory")
@@ -82,6 +82,17 @@ def test_without_a_coefficient_the_loss_is_the_base_s_bit_for_bit(name):
     assert neutral.loss(tokens())[0] == GRPO().loss(tokens())[0] and "distillation" not in neutral.loss(tokens())[1]
     over = find_algorithm(f"{name}+RLOO")()
     assert over.loss(told([1.0] * 6))[0] != RLOO().loss(told([1.0] * 6))[0]
+
+
+def test_every_teacher_s_term_is_added_beside_the_others():
+    # FACTOR's: λ = 1 − 1/50 times the mean divergence .3; SDAR's: gates of ½ at gaps of 0, so 0.
+    both = find_algorithm("SDAR+FACTOR")()
+    batch = replace(told([0.0] * 6), teacher_divergence=torch.full((6,), 0.3, dtype=torch.float64),
+                    counts=replace(tokens().counts, action_tokens=6, actions=3))
+    terms, (loss, metrics) = both.further_terms(batch), both.loss(batch)
+    assert list(terms) == ["teacher_kl", "distillation"] and metrics["distillation"] == 0
+    assert loss.item() == pytest.approx(FACTOR(teacher_kl_coefficient=0.0).loss(batch)[0].item() + 0.98 * 0.3)
+    assert metrics["loss"] == loss
 
 
 @pytest.mark.parametrize("name", ["SDAR", "SkillSD"])
