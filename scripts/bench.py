@@ -3,6 +3,7 @@
     python -m scripts.bench envs [--env ID ...] [--out F.json]
     python -m scripts.bench rollout
     python -m scripts.bench credit [--step-seconds S]
+    python -m scripts.bench logprobs
 
 Ratios within one run can be compared; seconds only between runs on a machine that does nothing else.
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve whatever runs beside them
 
-from scripts._bench import credit, environments, rollout
+from scripts._bench import credit, environments, logprobs, rollout
 from scripts._display import Console
 from trainers.files import replacing
 
@@ -30,6 +31,9 @@ def main(argv: list[str] | None = None) -> int:
         elif arguments.story == "rollout":
             found = rollout.measure(quick=arguments.quick)
             tables = rollout.tables(found)
+        elif arguments.story == "logprobs":
+            found = logprobs.measure(quick=arguments.quick)
+            tables = logprobs.tables(found)
         else:
             found = credit.measure(quick=arguments.quick, step_seconds=arguments.step_seconds)
             tables = credit.tables(found)
@@ -53,6 +57,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     stories.add_parser("rollout", help="asynchronous rollouts, and kept keys and values")
     stories.add_parser("credit", help="the algorithms' credit step").add_argument(
         "--step-seconds", type=float, metavar="S", help="of a training step (default: a tiny policy's is measured)")
+    stories.add_parser("logprobs", help="memory and time of log-probabilities beside full logits")
     for story in stories.choices.values():
         story.add_argument("--out", type=Path, metavar="F.json")
         story.add_argument("--quick", action="store_true", help="a size that shows that it runs, not how fast")

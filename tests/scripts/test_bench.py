@@ -27,6 +27,14 @@ def test_the_credit_of_every_algorithm_is_timed(tmp_path, capsys):
         assert row["share"] == pytest.approx(row["seconds"] / 2.0)
 
 
+def test_log_probabilities_take_a_tenth_of_the_memory_of_full_logits_and_have_their_gradients(tmp_path, capsys):
+    found = measure(tmp_path, "logprobs")
+    assert found["full_logits_bytes"] == 8192 * 16_000 * 4
+    assert 0 < found["chunked"]["peak_bytes"] <= 0.1 * found["full_logits_bytes"] < found["full"]["peak_bytes"]
+    assert found["difference"] < 1e-5
+    assert "of full logits" in capsys.readouterr().out
+
+
 def test_without_a_steps_seconds_one_is_measured(tmp_path):
     assert measure(tmp_path, "credit")["step_seconds"] > 0
 
