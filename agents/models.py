@@ -1,15 +1,21 @@
 """Loading a policy: any causal language model that transformers loads (hub name, folder, GGUF file) and its tokenizer.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from peft import PeftConfig, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from agents.adapters import NAME, has_adapter, merge_adapter, put_adapter
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 CONFIG = "config.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 HUB_SECONDS = 10.0
 WHAT_TO_GIVE = ("Give a folder in transformers' format, a .gguf file, or the name of a model on the hub that this "
                 "machine can reach")
@@ -25,6 +31,8 @@ class Policy:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    autocast: bool = False
+    """Compute in bfloat16 where torch.autocast deems it safe, whatever the weights' own precision."""
 
     @property
     def device(self) -> torch.device:
@@ -42,9 +50,22 @@ class Policy:
         ids = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
         return frozenset(int(i) for i in [*ids, self.tokenizer.eos_token_id] if i is not None)
 
+    def precision(self) -> torch.autocast:
+        """The context in which the model is read, by engine and learner alike: they are then one policy."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
+
     def save(self, folder: str | Path) -> None:
-        """Write model and tokenizer in transformers' format."""
-        self.model.save_pretrained(folder)
+        """Write model and tokenizer in transformers' format; of a model with an adapter the adapter alone, in peft's.
+        """
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        if has_adapter(self.model):
+            # Not by the model itself, which would ask the hub each time whether the base is there.
+            weights = get_peft_model_state_dict(self.model, adapter_name=NAME, save_embedding_layers=False)
+            save_file({f"base_model.model.{name}": tensor.contiguous() for name, tensor in weights.items()},
+                      Path(folder) / ADAPTER_WEIGHTS)
+            self.model.peft_config[NAME].save_pretrained(str(folder))
+        else:
+            self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
 
@@ -73,11 +94,18 @@ def find_model(path: str) -> tuple[str, dict[str, str]]:
     return path, {}
 
 
-def load_policy(path: str, *, dtype: str = "float32", device: str | None = None) -> Policy:
-    """The causal language model at `path`: a hub name, a folder, or a GGUF file.
+def load_policy(path: str, *, dtype: str = "float32", device: str | None = None, autocast: bool = False) -> Policy:
+    """The causal language model at `path`: a hub name, a folder (perhaps of an adapter, which becomes part of the
+    weights that it belongs to), or a GGUF file.
 
     Dropout is switched off, so that sampling, scoring and training see one and the same policy. Raises ModelError.
     """
+    folder = Path(path).expanduser()
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).exists():
+        policy = load_policy(_base(folder), dtype=dtype, device=device, autocast=autocast)
+        load_adapter(policy.model, folder)
+        merge_adapter(policy.model)
+        return policy
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if dtype not in DTYPES:
         raise ModelError(f"unknown dtype {dtype!r}; one of {', '.join(DTYPES)}")
@@ -95,7 +123,31 @@ def load_policy(path: str, *, dtype: str = "float32", device: str | None = None)
         _forget_quantisation(model)
     for parameter in model.parameters():  # where a file has them they are not aligned, and kernels round differently
         parameter.data = parameter.data.clone()
-    return Policy(prepare(model).to(device), tokenizer)
+    return Policy(prepare(model).to(device), tokenizer, autocast)
+
+
+def load_adapter(model: PreTrainedModel, folder: str | Path) -> None:
+    """Put the adapter saved in `folder` into the model that it belongs to, to be trained further. Raises ModelError."""
+    try:
+        put_adapter(model, PeftConfig.from_pretrained(str(folder)))
+        report = set_peft_model_state_dict(model, load_file(Path(folder) / ADAPTER_WEIGHTS), NAME)
+    except Exception as error:  # as for a model
+        raise ModelError(f"cannot load the adapter {folder}: {type(error).__name__}: {error}") from error
+    if wrong := [*(name for name in report.missing_keys if ".lora_" in name), *report.unexpected_keys]:
+        raise ModelError(f"the adapter {folder} is another model's: {len(wrong)} weights do not fit ({wrong[0]}, ...)")
+
+
+def _base(folder: Path) -> str:
+    """The model that an adapter belongs to; a path relative to the adapter's folder becomes one from here."""
+    try:
+        base = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"cannot read {folder / ADAPTER_CONFIG}: {type(error).__name__}: {error}") from error
+    if not base:
+        raise ModelError(f"{folder / ADAPTER_CONFIG} does not say what model the adapter belongs to: put its name or "
+                         "folder at base_model_name_or_path")
+    return str(folder / base) if (folder / base).exists() else base
+
 
 
 def prepare(model: PreTrainedModel) -> PreTrainedModel:

@@ -1,60 +1,92 @@
 """Log-probabilities of given tokens, without padding and without ever holding full logits.
 
-Several sequences share one row: their positions restart at 0, from which transformers builds a block-diagonal attention
-mask (an explicit mask would make it skip that and let the sequences see each other, so none is passed).
+Several sequences stand in one row: their positions restart at 0, from which transformers builds a block-diagonal
+attention mask (one that says less would make it skip that and let the sequences see each other, so none is passed).
+Where sequences share their first tokens positions do not tell them apart, and the whole mask is passed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agents.packing import Rows, pack_rows, token_parts
 
 CHUNK = 4096 * 512
-"""Logits held at once, in elements."""
+"""Logits of a chunk of tokens, in elements, unless that would be fewer tokens than CHUNK_TOKENS."""
+CHUNK_TOKENS = 64
+"""Tokens of a chunk at least, for which the head's weights are read once."""
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Sequences laid out in rows of one width."""
+def final_hidden(model: PreTrainedModel, rows: Rows, *, recompute: bool = False) -> torch.Tensor:
+    """The model's last hidden states. # [rows * width, hidden]
 
-    token_ids: torch.Tensor
-    """# int64 [rows, width]"""
-    positions: torch.Tensor
-    """Restart at 0 at each sequence and are 0 in the filler behind the last one. # int64 [rows, width]"""
-    places: np.ndarray
-    """Where token i of the concatenated sequences stands in the flattened rows. # int64 [tokens]"""
+    `recompute`: only what enters each layer is kept for the backward pass, which computes the rest again.
+    """
+    positions, visible = (None if x is None else x.to(model.device) for x in (rows.positions, rows.visible))
 
+    def seen(window: int | None) -> torch.Tensor:
+        near = True if window is None else positions[:, :, None] - positions[:, None] < window
+        return (visible & near)[:, None]
 
-def pack_rows(sequences: Sequence[np.ndarray], width: int) -> Rows:
-    """Lay sequences into rows of at most `width` tokens (or the longest one), each where it fits tightest."""
-    lengths = np.array([len(s) for s in sequences])
-    limit = max(width, int(lengths.max()))
-    used: list[int] = []
-    row_of, column_of = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
-    for i in np.argsort(-lengths, kind="stable"):
-        fitting = [row for row, length in enumerate(used) if length + lengths[i] <= limit]
-        row = max(fitting, key=used.__getitem__, default=len(used))
-        if row == len(used):
-            used.append(0)
-        row_of[i], column_of[i] = row, used[row]
-        used[row] += int(lengths[i])
-    width = max(used)
-    token_ids, positions = np.zeros((len(used), width), np.int64), np.zeros((len(used), width), np.int64)
-    for row, column, sequence in zip(row_of, column_of, sequences):
-        token_ids[row, column:column + len(sequence)] = sequence
-        positions[row, column:column + len(sequence)] = np.arange(len(sequence))
-    places = np.concatenate([np.arange(n) + start for n, start in zip(lengths, row_of * width + column_of)])
-    return Rows(torch.from_numpy(token_ids), torch.from_numpy(positions), places)
-
-
-def final_hidden(model: PreTrainedModel, rows: Rows) -> torch.Tensor:
-    """The model's last hidden states. # [rows * width, hidden]"""
-    output = model.base_model(input_ids=rows.token_ids.to(model.device), position_ids=rows.positions.to(model.device),
-                              use_cache=False)
+    with _recomputed_layers(model) if recompute else nullcontext():
+        output = model.base_model(input_ids=rows.token_ids.to(model.device), position_ids=positions, use_cache=False,
+                                  attention_mask=None if visible is None else attention_masks(model, seen))
     return output.last_hidden_state.flatten(0, 1)
+
+
+def can_share(model: PreTrainedModel) -> bool:
+    """Whether sequences may share tokens when the model reads them: it must take the mask that this needs."""
+    return _layer_kinds(model) <= {"full_attention", "sliding_attention"} and \
+        model.config._attn_implementation in ("sdpa", "eager")
+
+
+def attention_masks(model: PreTrainedModel, seen: Callable[[int | None], torch.Tensor]
+                    ) -> torch.Tensor | dict[str, torch.Tensor]:
+    """The attention mask, or one for each kind of layer where the model has two.
+
+    `seen` says what each query sees, within a window of positions if given one. # bool [rows, 1, queries, keys]
+    """
+    def mask(window: int | None) -> torch.Tensor:
+        visible = seen(window)
+        if model.config._attn_implementation == "sdpa":
+            return visible
+        hidden = torch.finfo(model.dtype).min  # eager attention adds its mask to the scores
+        return torch.zeros_like(visible, dtype=model.dtype).masked_fill(~visible, hidden)
+
+    config = model.config
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    kinds = _layer_kinds(model)
+    if kinds == {"full_attention", "sliding_attention"}:
+        return {"full_attention": mask(None), "sliding_attention": mask(window)}
+    return mask(None if kinds == {"full_attention"} else window)
+
+
+def _layer_kinds(model: PreTrainedModel) -> set[str]:
+    return set(getattr(model.config, "layer_types", None) or ())
+
+
+@contextmanager
+def _recomputed_layers(model: PreTrainedModel) -> Iterator[None]:
+    # Transformers checkpoints layers in training mode alone; what is inside them stays in the mode that it is in.
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no layers that can be computed again: set "
+                         "optimizer.gradient_checkpointing to false")
+    modes = [layer.training for layer in layers]
+    for layer in layers:
+        layer.training = layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for layer, mode in zip(layers, modes):
+            layer.training, layer.gradient_checkpointing = mode, False
 
 
 def head_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
@@ -79,14 +111,13 @@ def token_logprobs(model: PreTrainedModel, hidden: torch.Tensor, targets: torch.
     Logits exist for one chunk of tokens at a time; under autograd they are computed again in the backward pass.
     """
     def chunk_logprobs(h: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = head_logits(model, h) / temperature
-        normaliser = logits.logsumexp(-1)
-        chosen = logits.gather(-1, t[:, None])[:, 0] - normaliser
+        every = (head_logits(model, h) / temperature).log_softmax(-1)
+        chosen = every.gather(-1, t[:, None])[:, 0]
         if not with_entropy:
             return chosen, chosen.detach()
         # Comes last, since the backward pass computes again only as far as it needs.
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            return chosen, normaliser - (logits.softmax(-1) * logits).sum(-1)
+            return chosen, -(every.exp() * every).sum(-1)
 
     logprobs, entropies = zip(*_by_chunks(chunk_logprobs, model, hidden, targets))
     return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
@@ -111,7 +142,7 @@ def token_divergence(model: PreTrainedModel, hidden: torch.Tensor, other: PreTra
 def _by_chunks(function: Callable, model: PreTrainedModel, *tensors: torch.Tensor) -> list:
     """`function` of each chunk of tokens, small enough for logits; under autograd computed again in the backward pass.
     """
-    size = max(1, CHUNK // model.config.get_text_config().vocab_size)
+    size = max(CHUNK_TOKENS, CHUNK // model.config.get_text_config().vocab_size)
     chunks = list(zip(*(tensor.split(size) for tensor in tensors)))
     if torch.is_grad_enabled() and len(chunks) > 1:
         return [checkpoint(function, *chunk, use_reentrant=False) for chunk in chunks]
@@ -120,13 +151,16 @@ def _by_chunks(function: Callable, model: PreTrainedModel, *tensors: torch.Tenso
 
 def check_model(model: PreTrainedModel) -> None:
     """Raise ValueError unless scoring packed sequences gives the logits of the model's own forward on each alone."""
-    sequences = [np.arange(1, 7), np.arange(4, 0, -1)]
+    apart, alike = [np.arange(1, 7), np.arange(4, 0, -1)], [np.arange(1, 7), np.array([1, 2, 3, 0])]
     try:
         with torch.no_grad():
-            rows = pack_rows(sequences, 12)
-            ours = head_logits(model, final_hidden(model, rows))[torch.from_numpy(rows.places).to(model.device)]
             own = torch.cat([model(input_ids=torch.from_numpy(s)[None].to(model.device)).logits[0].float()
-                             for s in sequences])
+                             for s in apart + alike])
+            packed = []
+            for some in apart, alike:
+                rows = pack_rows(some, 12, share=can_share(model))
+                packed.append(final_hidden(model, rows)[torch.from_numpy(rows.places).to(model.device)])
+            ours = head_logits(model, torch.cat(packed))
     except (TypeError, NotImplementedError) as error:
         raise ValueError(f"{type(model).__name__} cannot read sequences packed into one row: {error}") from error
     tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 2e-2
@@ -142,7 +176,7 @@ def score_sequences(model: PreTrainedModel, sequences: Sequence[np.ndarray], tem
     results: list[np.ndarray] = []
     for part in token_parts([len(s) for s in sequences], max_tokens):
         some = [sequences[i] for i in part]
-        rows = pack_rows(some, width)
+        rows = pack_rows(some, width, share=can_share(model))
         hidden = final_hidden(model, rows)
         ids = torch.from_numpy(np.concatenate(some)).to(model.device)
         before = torch.from_numpy(rows.places).to(model.device).roll(1)
@@ -151,17 +185,3 @@ def score_sequences(model: PreTrainedModel, sequences: Sequence[np.ndarray], tem
             one[:1] = 0.0
             results.append(one)
     return results
-
-
-def token_parts(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Consecutive indices in parts of at most `max_tokens` tokens (or of one item longer than that)."""
-    part: list[int] = []
-    total = 0
-    for i, length in enumerate(lengths):
-        if part and total + length > max_tokens:
-            yield part
-            part, total = [], 0
-        part.append(i)
-        total += length
-    if part:
-        yield part

@@ -18,7 +18,7 @@ import torch
 
 from agents.engine import Completion, Request
 from agents.models import ModelError, Policy
-from agents.scoring import check_model, head_logits, score_sequences
+from agents.scoring import attention_masks, check_model, head_logits, score_sequences
 from agents.slot_cache import SlotCache
 
 JOIN_SHARE = 8
@@ -105,7 +105,8 @@ class TransformersEngine:
         self._forget()
 
     def score(self, sequences: Sequence[np.ndarray], temperature: float = 1.0) -> list[np.ndarray]:
-        return score_sequences(self.policy.model, sequences, temperature)
+        with self.policy.precision():
+            return score_sequences(self.policy.model, sequences, temperature)
 
     async def _run(self) -> None:
         try:
@@ -214,11 +215,14 @@ class TransformersEngine:
         device = self.policy.device
         positions = torch.from_numpy(starts[:, None] + np.arange(width)).to(device)
         self._cache.place(first, positions, int(starts.max()) + width)
-        hidden = self.policy.model.base_model(
-            input_ids=torch.from_numpy(ids).to(device), position_ids=positions.clamp(max=self.policy.max_context - 1),
-            attention_mask=self._mask(), past_key_values=self._cache, use_cache=True).last_hidden_state
+        known = positions.clamp(max=self.policy.max_context - 1)
+        masks = attention_masks(self.policy.model, self._cache.attention_mask)
         last = torch.from_numpy(np.array(news) - 1).to(device)
-        logits = head_logits(self.policy.model, hidden[torch.arange(len(slots), device=device), last])
+        with self.policy.precision():
+            hidden = self.policy.model.base_model(
+                input_ids=torch.from_numpy(ids).to(device), position_ids=known, attention_mask=masks,
+                past_key_values=self._cache, use_cache=True).last_hidden_state
+            logits = head_logits(self.policy.model, hidden[torch.arange(len(slots), device=device), last])
         self._take(first, slots, *sample(logits, [s.request.temperature for s in slots],
                                          [s.request.seed for s in slots], [len(s.response) for s in slots]))
 
@@ -288,22 +292,6 @@ class TransformersEngine:
         if config._attn_implementation not in ("sdpa", "eager"):
             raise ModelError(f"this engine needs attention masks, which {config._attn_implementation!r} attention does "
                              "not take: load the model with 'sdpa' or 'eager'")
-
-    def _mask(self) -> torch.Tensor | dict[str, torch.Tensor]:
-        """The attention mask, or one for each kind of layer where the model has two."""
-        config = self.policy.model.config
-        window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-        kinds = set(getattr(config, "layer_types", None) or ())
-        if kinds == {"full_attention", "sliding_attention"}:
-            return {"full_attention": self._one_mask(None), "sliding_attention": self._one_mask(window)}
-        return self._one_mask(None if kinds == {"full_attention"} else window)
-
-    def _one_mask(self, window: int | None) -> torch.Tensor:
-        visible, model = self._cache.attention_mask(window), self.policy.model
-        if model.config._attn_implementation == "sdpa":
-            return visible
-        hidden = torch.finfo(model.dtype).min  # eager attention adds its mask to the scores
-        return torch.zeros_like(visible, dtype=model.dtype).masked_fill(~visible, hidden)
 
 
 def sample(logits: torch.Tensor, temperatures: Sequence[float], seeds: Sequence[int],

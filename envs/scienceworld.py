@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from envs.core import Outcome, Task, TextEnv, check_choice, clean_text
+from envs.randomness import pick
 from envs.scienceworld_simulator import Reply, World, open_world
 
 VARIATIONS = {
@@ -37,6 +38,8 @@ LONGEST_ACTION = 300
 NOT_UNDERSTOOD = "No known action matches that input."
 MENU_PREFIX = "Ambiguous request: Please enter the number"
 MENU_LINE = re.compile(r"^(\d+):", re.MULTILINE)
+RESET = "reset task"
+PLACEHOLDER = re.compile(r"\bOBJ\b")
 
 
 def variations(name: str, split: str) -> range:
@@ -205,12 +208,19 @@ class ScienceWorld(TextEnv):
         return [f"<action>{action}</action>" for action in plan[:info["turn"]]]
 
     def random_action(self, rng: np.random.Generator) -> str:
-        return f"<action>{rng.choice(self.admissible_actions())}</action>"
+        """One of the forms of actions, each as likely, about objects in sight; while a question is open, a number. The
+        list of valid actions would take ten times as long as a step."""
+        self._ensure_world()
+        if self._choices:
+            return f"<action>{pick(rng, self._choices)}</action>"
+        forms, objects = self._world.vocabulary()
+        form = pick(rng, [form for form in forms if form != RESET])
+        return f"<action>{PLACEHOLDER.sub(lambda _: pick(rng, objects), form)}</action>"
 
     def admissible_actions(self) -> list[str]:
         """The simulator's list of valid actions, hundreds to thousands; while a question is open, its numbers."""
         self._ensure_world()
-        return self._choices or [action for action in self._world.valid_actions() if action != "reset task"]
+        return self._choices or [action for action in self._world.valid_actions() if action != RESET]
 
     def state_key(self) -> str:
         return hashlib.sha256(json.dumps([self.task.key, self._done, self._open]).encode()).hexdigest()[:16]

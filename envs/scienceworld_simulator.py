@@ -96,6 +96,13 @@ class World:
         with self._java.turn(self._simplifications, 0):
             return self._java.texts(self._interface.getValidActionObjectCombinations())
 
+    def vocabulary(self) -> tuple[list[str], list[str]]:
+        """The forms of actions, with OBJ where an object stands, and the names of the objects in sight: in 2 to 4 ms,
+        since no combination is tried."""
+        with self._java.turn(self._simplifications, 0):
+            return (self._java.texts(self._interface.getPossibleActions()),
+                    self._java.texts(self._interface.getPossibleObjects()))
+
     def _load(self, task: str, variation: int, simplifications: str, gold: bool) -> None:
         self._interface.load(task, variation, simplifications, gold)
         # "easy" means something else in tasks that need electricity.

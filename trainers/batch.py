@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from agents.scoring import token_parts
+from agents.packing import token_parts
 from agents.trajectory import Group, Trajectory, starts_with
 from trainers.credit import Credit
 from trainers.loss import Counts
@@ -80,6 +80,11 @@ class Batch:
         lengths = np.bincount(self.trajectory_index)[wanted] if len(wanted) else []
         for part in token_parts(lengths, max_tokens):
             yield self.select(wanted[part])
+
+    def apart(self) -> tuple["Batch", "Batch"]:
+        """The trajectories with an advantage at any token, and those without."""
+        moving = np.unique(self.trajectory_index[self.advantages != 0])
+        return self.select(moving), self.select(np.setdiff1d(self.trajectory_index, moving))
 
     def minibatches(self, count: int, rng: np.random.Generator) -> Iterator["Batch"]:
         """`count` disjoint parts of nearly equally many trajectories, drawn at random; one is the batch as it is.

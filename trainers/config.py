@@ -45,6 +45,18 @@ class EnvironmentSettings:
 
 
 @settings
+class LoraSettings:
+    """Low-rank adapters (LoRA): they alone are trained. A tiny policy's warm start trains all of its weights."""
+
+    rank: NonNegativeInt = 0
+    """0: none, all weights are trained."""
+    alpha: PositiveFloat = 32.0
+    """The adapters' part is scaled by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the linear layers that get one, as `q_proj`; none named: all but the head."""
+
+
+@settings
 class ModelSettings:
     """Who acts."""
 
@@ -52,6 +64,9 @@ class ModelSettings:
     """A hub name, a folder, a GGUF file; `tiny` makes a small policy for this environment."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the weights."""
+    autocast: bool = False
+    """Compute in bfloat16 where that is safe, for sampling as for training, over weights of `dtype`."""
+    lora: LoraSettings = Field(default_factory=LoraSettings)
     device: str | None = None
     """None: a GPU where there is one."""
     hidden_size: PositiveInt = 192

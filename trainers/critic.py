@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agents.models import Policy
-from agents.scoring import final_hidden, pack_rows
+from agents.packing import pack_rows
+from agents.scoring import can_share, final_hidden
 from agents.trajectory import Group
 from trainers.batch import Batch, pack_uncredited, per_turn
 from trainers.gradients import sum_gradients, sum_over_ranks
@@ -132,7 +133,7 @@ class NetworkCritic:
         self.network: PreTrainedModel = copy.deepcopy(policy.model.base_model)
         size = policy.model.config.get_text_config().hidden_size
         self.head = (HLGaussHead if settings.head == "hl_gauss" else ScalarHead)(size, settings).to(policy.device)
-        self.settings = optimizer
+        self.policy, self.settings = policy, optimizer
         self.parameters = [p for p in [*self.network.parameters(), *self.head.parameters()] if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=settings.learning_rate, fused=True,
                                            weight_decay=optimizer.weight_decay,
@@ -167,9 +168,11 @@ class NetworkCritic:
 
     def _outputs(self, batch: Batch) -> Tensor:
         """The head's outputs in the states before the trained tokens. # float32 [trained, outputs]"""
-        rows = pack_rows(batch.sequences(), self.settings.row_tokens)
+        rows = pack_rows(batch.sequences(), self.settings.row_tokens, share=can_share(self.network))
         before = torch.from_numpy(rows.places[np.flatnonzero(batch.trained) - 1]).to(self.network.device)
-        return self.head(final_hidden(self.network, rows)[before].float())
+        with self.policy.precision():
+            hidden = final_hidden(self.network, rows, recompute=self.settings.gradient_checkpointing)[before]
+        return self.head(hidden.float())
 
     def _gradient_step(self, batch: Batch) -> float:
         """One step on the batch, unless it holds nothing to learn from; its loss before the step."""

@@ -17,9 +17,8 @@ def sum_over_ranks(*numbers: float, device: torch.device | str = "cpu") -> list[
 
 def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
     """Add up each parameter's gradient over all ranks; one without is 0."""
-    if not dist.is_initialized():
-        return
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        dist.all_reduce(parameter.grad)
+        if dist.is_initialized():
+            dist.all_reduce(parameter.grad)

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-from agents.models import Policy, load_policy
+from agents.adapters import add_adapter
+from agents.models import ModelError, Policy, load_policy
 from agents.rollout import Rollout, derive_seed
 from agents.tiny import make_tiny_policy
 from envs.core import TextEnv
@@ -21,7 +24,7 @@ def initial_policy(config: TrainConfig, env: TextEnv) -> Policy:
     """The policy that `config.model` names; `tiny` makes one for the environment. Raises ModelError, and SettingsError
     where the environment has no gold solutions for a tiny one."""
     if config.model.path != "tiny":
-        return load_policy(config.model.path, dtype=config.model.dtype, device=config.model.device)
+        return read_policy(config, config.model.path)
     tasks = env.tasks(config.environment.split)
     try:
         texts = gold_texts(env, tasks[:TOKENIZER_TASKS], derive_seed(config.run.seed, "texts"))
@@ -32,7 +35,25 @@ def initial_policy(config: TrainConfig, env: TextEnv) -> Policy:
                               layers=config.model.layers, seed=config.run.seed)
     policy.model.to(config.model.device or ("cuda" if torch.cuda.is_available() else "cpu"),
                     getattr(torch, config.model.dtype))
-    return policy
+    return replace(policy, autocast=config.model.autocast)
+
+
+def read_policy(config: TrainConfig, path: str | Path) -> Policy:
+    """The policy at `path`, in the precision and on the device that `config.model` names. Raises ModelError."""
+    return load_policy(str(path), dtype=config.model.dtype, device=config.model.device, autocast=config.model.autocast)
+
+
+def adapt(config: TrainConfig, policy: Policy, base: str = "") -> None:
+    """Put a new adapter, as `config.model.lora` says, into the policy's model. Raises ModelError for unknown targets.
+
+    `base`: see `add_adapter`.
+    """
+    lora = config.model.lora
+    try:
+        add_adapter(policy.model, rank=lora.rank, alpha=lora.alpha, targets=lora.targets, base=base,
+                    seed=derive_seed(config.run.seed, "adapter"))
+    except ValueError as error:
+        raise ModelError(f"model.lora.targets {list(lora.targets)}: {error}") from error
 
 
 def warm_start(config: TrainConfig, policy: Policy, demonstrations: Rollout,
@@ -49,4 +70,5 @@ def warm_start(config: TrainConfig, policy: Policy, demonstrations: Rollout,
     fine_tune_policy(policy, trajectories, steps=settings.steps, batch_size=settings.batch_size,
                      learning_rate=settings.learning_rate, optimizer=settings.optimizer, seed=seed, on_step=on_step,
                      first_token_weight=settings.first_token_weight,
-                     micro_batch_tokens=config.optimizer.micro_batch_tokens, row_tokens=config.optimizer.row_tokens)
+                     micro_batch_tokens=config.optimizer.micro_batch_tokens, row_tokens=config.optimizer.row_tokens,
+                     gradient_checkpointing=config.optimizer.gradient_checkpointing)

@@ -4,6 +4,7 @@ import copy
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import astuple, replace
 from typing import Any, Literal
 
@@ -13,8 +14,10 @@ import torch.distributed as dist
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from transformers import PreTrainedModel
 
+from agents.adapters import has_adapter, without_adapter
 from agents.models import Policy
-from agents.scoring import check_model, final_hidden, pack_rows, score_sequences, token_logprobs
+from agents.packing import pack_rows
+from agents.scoring import can_share, check_model, final_hidden, score_sequences, token_logprobs
 from agents.trajectory import Group
 from trainers.algorithms import Algorithm, Scores
 from trainers.algorithms.base import PerTurn
@@ -50,6 +53,8 @@ class OptimizerSettings:
     """Tokens read in one forward pass; changes memory and speed, never the result."""
     row_tokens: PositiveInt = 512
     """Sequences are packed into rows of this many tokens (or the longest sequence)."""
+    gradient_checkpointing: bool = False
+    """Layers are computed again in the backward pass: less memory, about a third more time, the same result."""
 
 
 class Learner:
@@ -59,7 +64,8 @@ class Learner:
     def __init__(self, policy: Policy, algorithm: Algorithm, optimizer: OptimizerSettings, *, temperature: float = 1.0,
                  total_steps: int = 0, reference: PreTrainedModel | None = None):
         """`temperature` is the one that the behaviour policy sampled with; `total_steps` gradient steps end the
-        learning-rate schedule; `reference` is what a KL term holds on to, by default the policy as it is now."""
+        learning-rate schedule; `reference` is what a KL term holds on to, by default the policy as it is now, or
+        without its adapter where it has one."""
         if temperature <= 0:
             raise ValueError(f"temperature {temperature}: a greedy policy has no gradient; sample at more than 0")
         check_model(policy.model)
@@ -70,7 +76,10 @@ class Learner:
             one, lambda step: _learning_rate_factor(step, optimizer, total_steps)) for one in self.optimizers]
         self.reference = None
         if algorithm.needs.reference_logprobs:
-            self.reference = (reference or copy.deepcopy(policy.model)).requires_grad_(False)
+            if reference is None and has_adapter(policy.model):
+                self.reference = policy.model
+            else:
+                self.reference = (reference or copy.deepcopy(policy.model)).requires_grad_(False)
         self.teacher = policy.model
         if algorithm.needs.teacher_copy(optimizer.epochs * optimizer.minibatches):
             self.teacher = copy.deepcopy(policy.model).requires_grad_(False)
@@ -78,8 +87,9 @@ class Learner:
 
     def score(self, groups: Sequence[Group], step: int = 0) -> Scores:
         """What the algorithm's credit reads, computed with the weights that sampled `groups`. `step` counts from 0."""
-        return Scores(values=self.critic.values(groups) if self.critic else None,
-                      reference_logprobs=self._reference_scores(groups), **self._teacher_scores(groups, step))
+        with self.policy.precision():
+            return Scores(values=self.critic.values(groups) if self.critic else None,
+                          reference_logprobs=self._reference_scores(groups), **self._teacher_scores(groups, step))
 
     def update(self, batch: Batch, rng: np.random.Generator, *, frozen: bool = False) -> dict[str, float]:
         """Train on a batch, first the critic, then, unless it is `frozen`, the policy.
@@ -92,7 +102,8 @@ class Learner:
 
     def _update_policy(self, batch: Batch, rng: np.random.Generator) -> dict[str, float]:
         if self.reference is not None:
-            batch = replace(batch, reference_logprobs=self._reference_logprobs(batch))
+            with self.policy.precision():
+                batch = replace(batch, reference_logprobs=self._reference_logprobs(batch))
         history: dict[str, list[float]] = defaultdict(list)
         for _ in range(self.settings.epochs):
             for minibatch in batch.minibatches(self.settings.minibatches, rng):
@@ -104,13 +115,11 @@ class Learner:
     def accumulate_gradients(self, batch: Batch) -> dict[str, float]:
         """Add the gradient of the batch's loss to the parameters' `.grad`; returns the metrics."""
         counts = _global_counts(batch.counts, self.policy.device)
-        reports = []
-        for part in batch.parts(self.settings.micro_batch_tokens):
-            tokens = self.loss_input(part, counts)
-            loss, shares = self.algorithm.loss(tokens)
-            loss.backward()
-            reports.append({**_monitor(tokens), **shares, "loss": loss.detach()})
-        metrics = _merged(reports)
+        needs = self.algorithm.needs
+        other_terms = needs.entropy or needs.reference_logprobs or needs.teacher_divergence
+        metrics = _merged([self._learn(part, counts, idle=idle)
+                           for some, idle in zip([batch] if other_terms else batch.apart(), (False, True))
+                           for part in some.parts(self.settings.micro_batch_tokens)])
         sum_gradients(self.parameters)
         if dist.is_initialized():
             of_ranks: list[dict[str, float]] = [{}] * dist.get_world_size()
@@ -118,11 +127,24 @@ class Learner:
             metrics = _merged(of_ranks)
         return metrics
 
+    def _learn(self, part: Batch, counts: Counts, *, idle: bool) -> dict[str, torch.Tensor]:
+        """Add one micro-batch's gradient and return its share of the metrics. An `idle` one seems to have no gradient:
+        it is read without, unless the loss says otherwise."""
+        with torch.set_grad_enabled(not idle), self.policy.precision():
+            tokens = self.loss_input(part, counts)
+        tokens.logprobs.requires_grad_()
+        loss, shares = self.algorithm.loss(tokens)
+        if not idle:
+            loss.backward()
+        elif torch.autograd.grad(loss, tokens.logprobs)[0].any():
+            return self._learn(part, counts, idle=False)
+        return {**_monitor(tokens), **shares, "loss": loss.detach()}
+
     def loss_input(self, part: Batch, counts: Counts) -> LossInput:
         """One micro-batch through the model, as the algorithm's loss reads it."""
         device = self.policy.device
-        rows = pack_rows(part.sequences(), self.settings.row_tokens)
-        hidden = final_hidden(self.policy.model, rows)
+        rows = pack_rows(part.sequences(), self.settings.row_tokens, share=can_share(self.policy.model))
+        hidden = final_hidden(self.policy.model, rows, recompute=self.settings.gradient_checkpointing)
         trained = np.flatnonzero(part.trained)
 
         def tensor(values: np.ndarray) -> torch.Tensor:
@@ -198,8 +220,9 @@ class Learner:
         return per_turn(groups, self._reference_logprobs(batch)[batch.trained])
 
     def _reference_logprobs(self, batch: Batch) -> np.ndarray:
-        scores = score_sequences(self.reference, batch.sequences(), self.temperature,
-                                 max_tokens=self.settings.micro_batch_tokens, width=self.settings.row_tokens)
+        with without_adapter(self.policy.model) if self.reference is self.policy.model else nullcontext():
+            scores = score_sequences(self.reference, batch.sequences(), self.temperature,
+                                     max_tokens=self.settings.micro_batch_tokens, width=self.settings.row_tokens)
         return np.where(batch.trained, np.concatenate([*scores, np.zeros(0, np.float32)]), np.float32(0))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
 import gymnasium
@@ -15,8 +16,9 @@ import numpy as np
 import torch
 
 import envs
+from agents.adapters import merge_adapter
 from agents.agent import ModelAgent
-from agents.models import Policy, load_policy
+from agents.models import Policy, load_adapter
 from agents.rollout import Rollout, RolloutError, RolloutReport, Start, derive_seed
 from agents.trajectory import Group, Trajectory
 from agents.transformers_engine import TransformersEngine
@@ -24,7 +26,7 @@ from envs.core import Task, TextEnv
 from trainers.batch import pack
 from trainers.config import TrainConfig
 from trainers.evaluation import Evaluation, evaluate, select_panel
-from trainers.initial import initial_policy, warm_start
+from trainers.initial import adapt, initial_policy, read_policy, warm_start
 from trainers.learner import Learner
 from trainers.metrics import rollout_metrics
 from trainers.run import Run
@@ -57,8 +59,7 @@ def train(run: Run, display: Display) -> list[Evaluation]:
     evaluations: list[Evaluation] = []
     with closing(env), closing(run), closing(make_rollout(config)) as rollout:
         state = run.load_state()
-        policy = starting_policy(run, env, display) if state is None else load_policy(
-            str(run.checkpoints[-1]), dtype=config.model.dtype, device=config.model.device)
+        policy = current_policy(run, env, display)
         learner = make_learner(run, policy, state)
         done, tasks = state["step"] if state else 0, TaskSampler(training_tasks, config.run.seed)
         tasks.position = position = state["task_position"] if state else 0
@@ -174,14 +175,34 @@ def starting_policy(run: Run, env: TextEnv, display: Display) -> Policy:
     """The policy that training starts from, kept in the run's folder where it was made there."""
     config = run.config
     if run.initial.exists():
-        return load_policy(str(run.initial), dtype=config.model.dtype, device=config.model.device)
+        return read_policy(config, run.initial)
     policy = initial_policy(config, env)
     if config.warm_start.steps:
+        adapted = config.model.lora.rank and config.model.path != "tiny"
+        if adapted:
+            adapt(config, policy)
         display.phase("warm start", config.warm_start.steps)
         with closing(make_rollout(config, **config.warm_start.options)) as demonstrations:
             warm_start(config, policy, demonstrations, lambda step, metrics: display.advance(metrics))
+        if adapted:
+            merge_adapter(policy.model)
     if config.warm_start.steps or config.model.path == "tiny":
         run.save_initial(policy)
+    return policy
+
+
+def current_policy(run: Run, env: TextEnv, display: Display) -> Policy:
+    """The policy that the next step trains: the newest checkpoint's, else the one that training starts from."""
+    config, checkpoint = run.config, run.checkpoints[-1] if run.checkpoints else None
+    if checkpoint and not config.model.lora.rank:
+        return read_policy(config, checkpoint)
+    policy = starting_policy(run, env, display)
+    if checkpoint:
+        load_adapter(policy.model, checkpoint)
+    elif config.model.lora.rank:
+        given = Path(config.model.path).expanduser()
+        beside_checkpoints = f"../../{run.initial.name}" if run.initial.exists() else None
+        adapt(config, policy, base=beside_checkpoints or (str(given.resolve()) if given.exists() else str(given)))
     return policy
 
 
@@ -189,9 +210,8 @@ def make_learner(run: Run, policy: Policy, state: dict[str, Any] | None) -> Lear
     """The learner of the run, where it left off if `state` is a checkpoint's."""
     config, reference = run.config, None
     training_steps = max(0, config.run.steps - config.algorithm.frozen_steps)
-    if state and config.algorithm.needs.reference_logprobs:
-        path = str(run.initial) if run.initial.exists() else config.model.path
-        reference = load_policy(path, dtype=config.model.dtype, device=config.model.device).model
+    if state and config.algorithm.needs.reference_logprobs and not config.model.lora.rank:
+        reference = read_policy(config, run.initial if run.initial.exists() else config.model.path).model
     learner = Learner(policy, config.algorithm, config.optimizer, temperature=config.rollout.temperature,
                       total_steps=training_steps * config.optimizer.epochs * config.optimizer.minibatches,
                       reference=reference)

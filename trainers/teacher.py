@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from agents.context import ChatTemplate
 from agents.models import Policy
-from agents.scoring import final_hidden, pack_rows, score_sequences, token_divergence, token_parts
+from agents.packing import pack_rows, token_parts
+from agents.scoring import can_share, final_hidden, score_sequences, token_divergence
 from agents.trajectory import Turn, starts_with
 from trainers.batch import Batch
 
@@ -108,7 +109,7 @@ def teacher_divergence(model: PreTrainedModel, states: Tensor, teacher: PreTrain
             theirs.append(len(prompt) + action - 1)
     result = states.new_zeros(len(trained), dtype=torch.float32)
     for some in token_parts([len(sequence) for sequence in sequences], max_tokens):
-        rows = pack_rows([sequences[i] for i in some], width)
+        rows = pack_rows([sequences[i] for i in some], width, share=can_share(teacher))
         starts = np.cumsum([0, *(len(sequences[i]) for i in some)])
         before, at = (torch.from_numpy(np.concatenate(places)).to(states.device) for places in (
             [rows.places[start + theirs[i]] for i, start in zip(some, starts)], [ours[i] for i in some]))

@@ -15,7 +15,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from agents.models import Policy
-from agents.scoring import final_hidden, pack_rows
+from agents.packing import pack_rows
+from agents.scoring import can_share, final_hidden
 from agents.trajectory import Group
 from trainers.batch import Batch, pack_uncredited, per_turn
 from trainers.gradients import sum_gradients, sum_over_ranks
@@ -100,8 +101,9 @@ class ValueHeadCritic:
         """The policy's last hidden states before the tokens `at`. # float32 [tokens at, hidden]"""
         states = [torch.zeros(0, self.head[0].in_features, device=self.policy.device)]
         for part in replace(batch, extra={"at": at}).parts(self.packing.micro_batch_tokens):
-            rows = pack_rows(part.sequences(), self.packing.row_tokens)
+            rows = pack_rows(part.sequences(), self.packing.row_tokens, share=can_share(self.policy.model))
             before = rows.places[np.flatnonzero(part.extra["at"]) - 1]
-            hidden = final_hidden(self.policy.model, rows)[torch.from_numpy(before).to(self.policy.device)]
-            states.append(hidden.float())
+            with self.policy.precision():
+                hidden = final_hidden(self.policy.model, rows)
+            states.append(hidden[torch.from_numpy(before).to(self.policy.device)].float())
         return torch.cat(states)

@@ -44,11 +44,17 @@ class Action(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def _index(corpus: str | None) -> BM25:
+def _index(corpus: str | None, model: str | None, prefixes: tuple[str, str]) -> Retriever:
     """The index of a corpus file, or of the facts; made once in a process and shared by its environments."""
     if corpus is not None:
-        return BM25(read_corpus(corpus))
-    return BM25(entity.document() for entity in facts().entities.values())
+        documents = read_corpus(corpus)
+    else:
+        documents = [entity.document() for entity in facts().entities.values()]
+    if model is None:
+        return BM25(documents)
+    from envs.search.dense import Dense  # here, since most environments never need what it imports
+
+    return Dense(documents, model, prefixes)
 
 
 class Search(TextEnv):
@@ -65,12 +71,14 @@ class Search(TextEnv):
 
     def __init__(self, *, questions: str | None = None, corpus: str | None = None, server: str | None = None,
                  families: Sequence[str] = FAMILIES, citations: bool = True, top_k: int = 3,
-                 passage_characters: int = 240, max_turns: int | None = None, server_seconds: float = 30.0):
+                 passage_characters: int = 240, max_turns: int | None = None, server_seconds: float = 30.0,
+                 retriever: str = "bm25", dense_prefixes: Sequence[str] = ("query: ", "passage: ")):
         """`questions`: a JSONL file or a folder of them; None for the questions about the built-in facts. `corpus`: a
-        JSONL file in Search-R1's form, indexed by BM25; None for the facts. `server`: the address of a retrieval server
-        instead. `families`: which of the built-in questions are asked. A search shows `top_k` documents,
-        `passage_characters` of each. See docs/search.md. Raises FileNotFoundError and ValueError for files that cannot
-        be used."""
+        JSONL file in Search-R1's form; None for the facts. `server`: the address of a retrieval server instead.
+        `families`: which of the built-in questions are asked. `retriever`: `bm25`, or `dense:FOLDER` for the embedding
+        model in that folder, which reads `dense_prefixes` before queries and before passages. A search shows `top_k`
+        documents, `passage_characters` of each. See docs/search.md. Raises FileNotFoundError and ValueError for files
+        that cannot be used."""
         super().__init__(max_turns=max_turns)
         if corpus is not None and server is not None:
             raise ValueError("corpus and server are two ways to find documents: set one of them")
@@ -85,19 +93,26 @@ class Search(TextEnv):
                             ("server_seconds", server_seconds)):
             if value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+        kind, _, model = retriever.partition(":")
+        if retriever != "bm25" and (kind != "dense" or not model):
+            raise ValueError(f"retriever is 'bm25' or 'dense:FOLDER', got {retriever!r}")
+        if model and server is not None:
+            raise ValueError("a server finds documents in its own way: set server or retriever")
+        if [type(prefix) for prefix in dense_prefixes] != [str, str] or isinstance(dense_prefixes, str):
+            raise ValueError(f"dense_prefixes are two texts, of queries and of passages, got {dense_prefixes!r}")
         self.families = tuple(families)
         self.top_k, self.passage_characters, self.citations = top_k, passage_characters, citations
         self.system_prompt = f"{RULES} {WITH_CITATIONS}" if citations else f"{RULES}."
         self._rows = read_questions(questions) if questions is not None else None
-        self._corpus = str(Path(corpus).expanduser().resolve()) if corpus is not None else None
+        self._sources = (_resolved(corpus), _resolved(model or None), tuple(dense_prefixes))
         self._server = SearchServer(server, seconds=server_seconds) if server is not None else None
-        self.blocking = server is not None
+        self.blocking = server is not None or bool(model)
         if self._server is None:
-            _index(self._corpus)
+            _index(*self._sources)
 
     @property
     def retriever(self) -> Retriever:
-        return self._server or _index(self._corpus)
+        return self._server or _index(*self._sources)
 
     def tasks(self, split: str) -> Sequence[Task]:
         if self._rows is not None:
@@ -230,6 +245,11 @@ class Search(TextEnv):
         if name == "open":
             return f'<open id="{pick(rng, sorted(self._found))}"/>'
         return f"<{name}>{without_markup(f'{pick(rng, words)} {pick(rng, words)}')}</{name}>"
+
+
+def _resolved(path: str | None) -> str | None:
+    """One name for one place, so that it is indexed once."""
+    return str(Path(path).expanduser().resolve()) if path is not None else None
 
 
 def _queries(evidence: dict[str, Any], names: dict[str, list[str]], wanted: dict[str, Any],

@@ -3,19 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import OPTConfig, OPTForCausalLM
 
 from agents import scoring
+from agents.packing import pack_rows
 from agents.scoring import (
+    can_share,
     check_model,
     final_hidden,
-    pack_rows,
     score_sequences,
     token_divergence,
     token_logprobs,
-    token_parts,
 )
 from tests.agents.policies import FAMILIES, logprobs_alone, random_ids, random_policy
 
@@ -31,12 +29,37 @@ def test_every_family_scores_packed_sequences_as_each_alone(family):
         np.testing.assert_allclose(score[1:], logprobs_alone(policy, sequence[:1], sequence[1:], 0.7), atol=1e-4)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_scores_sequences_that_share_tokens_as_each_alone(family):
+    # A prompt of 20 tokens, longer than the windows of 8; two of the responses begin alike, one is the other's first
+    # half; and one sequence is another's.
+    rng, policy = np.random.default_rng(1), random_policy(family)
+    prompt, response = random_ids(rng, 20), random_ids(rng, 12)
+    sequences = [np.concatenate([prompt, *more]) for more in (
+        [random_ids(rng, 10)], [response], [response[:6], random_ids(rng, 9)], [response[:6]])]
+    sequences.append(random_ids(rng, 15))
+    assert can_share(policy.model)
+    for width in (64, 40):
+        for sequence, score in zip(sequences, score_sequences(policy.model, sequences, 0.7, width=width)):
+            expected = logprobs_alone(policy, sequence[:1], sequence[1:], 0.7)
+            np.testing.assert_allclose(score[1:], expected, atol=1e-4)
+
+
+def test_a_model_that_takes_no_masks_shares_nothing():
+    policy = random_policy()
+    policy.model.config._attn_implementation = "flash_attention_2"
+    assert not can_share(policy.model)
+    policy = random_policy("gemma3_text")
+    policy.model.config.layer_types = ["linear_attention", "full_attention"]
+    assert not can_share(policy.model)
+
+
 def test_a_short_sequence_beside_a_longer_one_keeps_its_positions():
     # GPT-2 has a table of positions: a shifted one is many nats off.
     policy = random_policy("gpt2")
     short, long = np.array([5, 6, 7, 8]), np.arange(10, 17)
     for width in (1, 16):
-        rows = pack_rows([long, short], width)
+        rows = pack_rows([long, short], width, share=True)
         assert rows.positions.flatten()[rows.places].tolist() == [*range(7), *range(4)]
         scores = score_sequences(policy.model, [long, short], width=width)
         np.testing.assert_allclose(scores[1][1:], logprobs_alone(policy, short[:1], short[1:]), atol=1e-4)
@@ -63,32 +86,8 @@ def test_no_sequences_have_no_scores():
     assert score_sequences(random_policy().model, []) == []
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=12), st.integers(1, 30))
-def test_every_token_stands_in_one_place_of_a_row_and_sequences_are_whole(lengths, width):
-    sequences = [np.arange(n) + 1000 * (i + 1) for i, n in enumerate(lengths)]
-    rows = pack_rows(sequences, width)
-    assert rows.token_ids.shape == rows.positions.shape and rows.token_ids.shape[1] <= max(width, *lengths)
-    assert rows.token_ids.flatten()[rows.places].tolist() == np.concatenate(sequences).tolist()
-    assert rows.positions.flatten()[rows.places].tolist() == [i for n in lengths for i in range(n)]
-    filler = np.setdiff1d(np.arange(rows.token_ids.numel()), rows.places)
-    assert len(set(rows.places)) == sum(lengths) and not rows.positions.flatten()[filler].any()
-    ends = np.cumsum(lengths)
-    for start, end in zip(ends - lengths, ends):
-        places = rows.places[start:end]
-        assert (np.diff(places) == 1).all() and len(set(places // rows.token_ids.shape[1])) == 1
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 20), max_size=12), st.integers(1, 30))
-def test_parts_are_consecutive_and_within_the_limit(lengths, limit):
-    parts = list(token_parts(lengths, limit))
-    assert [i for part in parts for i in part] == list(range(len(lengths)))
-    assert all(len(part) == 1 or sum(lengths[i] for i in part) <= limit for part in parts)
-
-
 def scored(policy, ids, temperature=1.0, **options):
-    hidden = final_hidden(policy.model, pack_rows([ids], 1))
+    hidden = final_hidden(policy.model, pack_rows([ids], 1, share=False))
     return token_logprobs(policy.model, hidden[:-1], torch.from_numpy(ids[1:]), temperature, **options)
 
 
@@ -103,6 +102,7 @@ def test_chunks_change_neither_values_nor_gradients(monkeypatch):
     ids, results = random_ids(rng, 40), []
     for chunk in (scoring.CHUNK, 279 * 7, 1):
         monkeypatch.setattr(scoring, "CHUNK", chunk)
+        monkeypatch.setattr(scoring, "CHUNK_TOKENS", 1)
         logprobs, entropy = scored(policy, ids, 0.7, with_entropy=True, entropy_gradient=True)
         results.append((logprobs.detach(), entropy.detach(), gradients(policy, (logprobs + 0.3 * entropy).sum())))
     for other in results[1:]:
@@ -139,6 +139,7 @@ def test_a_divergence_is_over_the_whole_vocabulary_whatever_the_chunks_and_moves
     (exact,) = torch.autograd.grad(expected.sum(), heads[1:])
     for chunk in (scoring.CHUNK, 279 * 7):
         monkeypatch.setattr(scoring, "CHUNK", chunk)
+        monkeypatch.setattr(scoring, "CHUNK_TOKENS", 1)
         found = token_divergence(ours.model, hidden, theirs.model, other, 0.7)
         torch.testing.assert_close(found, expected)
         of_ours, of_theirs = torch.autograd.grad(found.sum(), heads, allow_unused=True)
@@ -151,6 +152,7 @@ def test_entropy_has_a_gradient_only_where_asked(monkeypatch):
     ids, policy = random_ids(np.random.default_rng(5), 20), random_policy()
     for chunk in (scoring.CHUNK, 500):
         monkeypatch.setattr(scoring, "CHUNK", chunk)
+        monkeypatch.setattr(scoring, "CHUNK_TOKENS", 1)
         logprobs, entropy = scored(policy, ids, with_entropy=True)
         assert not entropy.requires_grad and logprobs.requires_grad
         alone = gradients(policy, logprobs.sum())

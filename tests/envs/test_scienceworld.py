@@ -1,6 +1,7 @@
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -121,6 +122,21 @@ def test_odd_text_is_an_invalid_turn_that_changes_nothing(env):
     assert env.step("look around")[4]["valid"]
 
 
+def test_the_random_agent_speaks_of_what_is_in_sight_and_never_asks_for_the_list_of_valid_actions(env, monkeypatch):
+    monkeypatch.setattr(env, "admissible_actions", pytest.fail)
+    start(env, "boil-0")
+    rng, said, valid = np.random.default_rng(1), [], 0
+    for _ in range(60):
+        said.append(env.parse(env.random_action(rng)).text)
+        _, _, terminated, _, info = env.step(said[-1])
+        valid += info["valid"]
+        if terminated:  # it focused on something
+            start(env, "boil-0")
+    assert valid == 60 and len(set(said)) > 30 and not any("OBJ" in text or "reset" in text for text in said)
+    env.step("open door")
+    assert re.fullmatch(r"<action>\d+</action>", env.random_action(rng))
+
+
 def test_the_simulators_clock_and_state_move_only_with_actions_that_take_time(env):
     start(env)
     key = env.state_key()
@@ -171,7 +187,7 @@ def test_resets_replays_and_lists_of_actions_leave_the_episode_the_same(env, way
     start(env)
     listed = []
     for action in actions:
-        env.admissible_actions()
+        env.admissible_actions(), env.random_action(np.random.default_rng(0))
         listed.append(env.step(action))
     again = start(env), *(env.step(action) for action in actions)
     assert json.dumps(listed) == json.dumps(again[1:])

@@ -108,6 +108,6 @@ def task_keys(folder: Path) -> list[str]:
 
 
 def weights(folder: Path) -> torch.Tensor:
-    """All parameters of the newest checkpoint."""
+    """All parameters of the newest checkpoint, or of its adapter."""
     newest = sorted(folder.glob("checkpoints/step-*"))[-1]
-    return torch.cat([tensor.flatten() for _, tensor in sorted(load_file(newest / "model.safetensors").items())])
+    return torch.cat([tensor.flatten() for _, tensor in sorted(load_file(*newest.glob("*.safetensors")).items())])

@@ -24,6 +24,7 @@ WARM = "--warm_start.steps 2 --warm_start.batch_size 2"
 SKILLS = f"{WARM} --warm_start.skills {FOLDER / 'countdown.toml'}"
 KL = "--algorithm.kl_coefficient 0.5 --optimizer.epochs 3"
 SUM = "--algorithm.aggregation sequence_mean_token_sum_norm --algorithm.aggregation_length 7"
+LORA = "--model.lora.rank 2"
 EVALUATE = "--evaluation.episodes 4"
 SAVE = "--run.steps 4 --run.save_every 1"
 OVERLONG = "--algorithm.overlong_length 11 --algorithm.overlong_buffer 8"
@@ -37,6 +38,8 @@ SETTINGS = {
     "model.path": ("no/such", PLAN, ""), "model.dtype": ("bfloat16", NUMBERS, ""),
     "model.device": ("cuda:99", REFUSED, ""), "model.hidden_size": ("48", NUMBERS, ""),
     "model.layers": ("2", NUMBERS, ""), "model.vocabulary": ("320", NUMBERS, "--environment.id turngym/Countdown-v0"),
+    "model.autocast": ("true", NUMBERS, ""), "model.lora.rank": ("2", NUMBERS, ""),
+    "model.lora.alpha": ("500.0", NUMBERS, LORA), "model.lora.targets": ('["q_proj"]', NUMBERS, LORA),
     "warm_start.steps": ("1", NUMBERS, WARM), "warm_start.demonstrations": ("1", NUMBERS, WARM),
     "warm_start.options": ("{turns = 1}", NUMBERS, WARM), "warm_start.skill_share": ("0.9", NUMBERS, SKILLS),
     "warm_start.feedback_share": ("0.9", NUMBERS, WARM),
@@ -55,7 +58,7 @@ SETTINGS = {
     "optimizer.beta1": ("0.5", NUMBERS, ""), "optimizer.beta2": ("0.5", NUMBERS, ""),
     "optimizer.max_gradient_norm": ("1e-9", NUMBERS, ""), "optimizer.epochs": ("2", NUMBERS, ""),
     "optimizer.minibatches": ("2", NUMBERS, ""), "optimizer.micro_batch_tokens": ("9000000", PLAN, ""),
-    "optimizer.row_tokens": ("64", ROWS, ""),
+    "optimizer.row_tokens": ("64", ROWS, ""), "optimizer.gradient_checkpointing": ("true", PLAN, ""),
     "evaluation.split": ("other", EVALUATIONS, EVALUATE), "evaluation.episodes": ("0", EVALUATIONS, EVALUATE),
     "evaluation.samples": ("2", EVALUATIONS, EVALUATE), "evaluation.temperature": ("0", EVALUATIONS, EVALUATE),
     "evaluation.every": ("1", EVALUATIONS, EVALUATE), "evaluation.final_samples": ("2", EVALUATIONS, EVALUATE),
@@ -125,8 +128,8 @@ def observe(algorithm, arguments, folder, monkeypatch):
     config = small_config(**merge({"rollout": {"retries": 8}}, read_overrides(overrides)))
     shapes, calls, whole, threads = [], [], Parity._step, torch.get_num_threads()
 
-    def pack_rows(sequences, width, whole=learner.pack_rows):
-        found = whole(sequences, width)
+    def pack_rows(sequences, width, *, share, whole=learner.pack_rows):
+        found = whole(sequences, width, share=share)
         shapes.append(tuple(found.token_ids.shape))
         return found
 

@@ -6,6 +6,7 @@ from transformers import AutoConfig, LlamaConfig
 
 from agents.tiny import make_tiny_policy, tiny_config
 from tests.trainers.runs import Parity, small_config
+from trainers.config import LoraSettings
 from trainers.plan import count_parameters, plan
 from trainers.settings import SettingsError
 
@@ -51,6 +52,15 @@ def test_the_numbers_are_those_worked_out_by_hand(folder):
     assert gib(found["memory in all, at most"]) == pytest.approx(total, abs=0.03)
 
 
+def test_layers_computed_again_keep_their_inputs_alone_and_autocast_halves_what_is_kept(folder):
+    # Per unit 4 bytes of each of the 4 layers' inputs and all 68 of one layer: 84 of 272.
+    plans = [rows(folder, optimizer={"micro_batch_tokens": 65536, "gradient_checkpointing": again},
+                  model={"path": folder, "autocast": autocast})
+             for again, autocast in ((True, False), (False, True))]
+    again, halved = (gib(found["activations of a micro-batch"]) for found in plans)
+    assert again == 5.25 == 65536 * 1024 * 84 / 2**30 and halved == 8.5
+
+
 def test_half_the_bytes_take_half_the_memory_and_a_reference_takes_more(folder):
     whole, half = rows(folder), rows(folder, model={"path": folder, "dtype": "bfloat16"})
     assert gib(half["gradients and AdamW"]) == pytest.approx(gib(whole["gradients and AdamW"]) / 2, abs=0.006)
@@ -94,5 +104,18 @@ def test_no_weights_are_made(folder, monkeypatch):
 
 def test_a_tiny_policy_has_the_parameters_that_are_counted():
     policy = make_tiny_policy(Parity(), ["a b c"], vocabulary=300, hidden_size=32, layers=2)
-    counted = count_parameters(tiny_config(len(policy.tokenizer), 32, 2))
-    assert counted == sum(p.numel() for p in policy.model.parameters())
+    counted = count_parameters(tiny_config(len(policy.tokenizer), 32, 2), LoraSettings())
+    assert counted == (sum(p.numel() for p in policy.model.parameters()),) * 2
+
+
+def test_adapters_alone_have_gradients_and_the_reference_is_the_model_without_them():
+    # One layer of 32, its feed-forward of 80: q, k, v, o 4 * 2 * (32 + 32); gate, up, down 3 * 2 * (32 + 80) at rank 2.
+    model = tiny_config(300, 32, 1)
+    assert count_parameters(model, LoraSettings(rank=2))[1] == 512 + 672
+    assert count_parameters(model, LoraSettings(rank=2, targets=("q_proj",)))[1] == 128
+    with pytest.raises(SettingsError, match=r"model.lora.targets \['q_porj'\]"):
+        count_parameters(model, LoraSettings(rank=2, targets=("q_porj",)))
+    whole, adapters = (rows("tiny", model={"lora": {"rank": rank}}, algorithm={"kl_coefficient": 0.1})
+                       for rank in (0, 2))
+    assert "weights and reference" in whole and "weights" in adapters
+    assert adapters["parameters of the adapters"] == "0.0 M" and "parameters of the adapters" not in whole

@@ -35,6 +35,9 @@ VARIANTS = {
                "environment": {"options": {"turns": 4}}},
     "SERL": {"algorithm": {"name": "SERL", "teacher_steps": 3, "decay_steps": 14}},
     "warm start": {"warm_start": {"steps": 3, "batch_size": 2}},
+    "LoRA": {"model": {"lora": {"rank": 2}}, "algorithm": {"kl_coefficient": 0.1},
+             "warm_start": {"steps": 2, "batch_size": 2}},
+    "autocast": {"model": {"autocast": True}, "optimizer": {"gradient_checkpointing": True}},
 }
 
 
