@@ -1,7 +1,7 @@
 """How long algorithms take to give credit for a large training step, on random trajectories.
 
-Timed is `advantages` alone. The share is that of the smallest training step there could be: the gradient step of a tiny
-policy on as many tokens, measured on a few and scaled up.
+Timed is `advantages` alone. The share is that of the gradient step on as many tokens, without the rollout and scoring
+that a training step has too.
 """
 
 import statistics
@@ -13,6 +13,7 @@ import numpy as np
 from rich.table import Table
 
 import trainers.algorithms
+from agents.models import load_policy
 from agents.tiny import make_tiny_policy
 from agents.trajectory import Group, Trajectory, Turn
 from envs.core import Task, TextEnv
@@ -34,15 +35,15 @@ EVIDENCE = {
 TEXT = "place 1 lies next to place 2, as travellers have told for a long time. " * 4
 
 
-def measure(*, quick: bool, step_seconds: float | None) -> dict[str, Any]:
-    """Median and quartiles of each algorithm's seconds. `step_seconds`: of a training step; None: measured."""
+def measure(model: str | None, *, quick: bool) -> dict[str, Any]:
+    """Median and quartiles of each algorithm's seconds, and the share of an update with the model at this path (None:
+    of a tiny policy's). Raises ModelError."""
     size = QUICK_SIZE if quick else SIZE
     rng = np.random.default_rng(0)
     groups = make_groups(rng, **size)
     sampled = sum(trajectory.response_length for group in groups for trajectory in group.trajectories)
     scores = make_scores(groups, rng.uniform(-3, 0, sampled).astype(np.float32))
-    if step_seconds is None:
-        step_seconds = _tiny_step_seconds(sampled, quick)
+    update_seconds = _update_seconds(model, sampled, quick)
     found = {}
     for name in trainers.algorithms.__all__:
         kind = getattr(trainers.algorithms, name)
@@ -50,15 +51,15 @@ def measure(*, quick: bool, step_seconds: float | None) -> dict[str, Any]:
             algorithm = kind()
             times = _times(lambda: algorithm.advantages(groups, scores, STEP), 2 if quick else REPEATS)  # noqa: B023
             low, median, high = statistics.quantiles(times, n=4, method="inclusive")
-            found[name] = {"seconds": median, "low": low, "high": high, "share": median / step_seconds}
-    return {"size": size, "step_seconds": step_seconds, "algorithms": found}
+            found[name] = {"seconds": median, "low": low, "high": high, "share": median / update_seconds}
+    return {"size": size, "update_seconds": update_seconds, "algorithms": found}
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
     size = " × ".join(f"{number} {name}" for name, number in found["size"].items())
-    title = f"credit of {size}; a step takes {found['step_seconds']:,.1f} s"
+    title = f"credit of {size}; their gradient step takes {found['update_seconds']:,.1f} s"
     table = Table(title=title, title_justify="left", box=None)
-    for heading in ("", "median ms", "quartiles", "share of a step"):
+    for heading in ("", "median ms", "quartiles", "share of it"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, row in found["algorithms"].items():
         table.add_row(name, f"{1e3 * row['seconds']:.1f}", f"{1e3 * row['low']:.1f}–{1e3 * row['high']:.1f}",
@@ -100,12 +101,19 @@ def _times(work: Callable[[], object], repeats: int) -> list[float]:
     return times
 
 
-def _tiny_step_seconds(sampled: int, quick: bool) -> float:
-    """Of one gradient step on `sampled` tokens by a policy as small as that of `make train`."""
-    hidden_size, layers, tokens = (32, 1, 32) if quick else (128, 4, 512)
+def _update_seconds(model: str | None, sampled: int, quick: bool) -> float:
+    """Of a gradient step on `sampled` tokens with the model at this path, or a policy as small as that of `make train`.
+
+    Measured on a few and scaled by their number; longer episodes cost more than that, since attention grows.
+    """
+    tokens = 32 if quick else 512
+    if model:
+        policy = load_policy(model, device="cpu")
+    else:
+        hidden_size, layers = (32, 1) if quick else (128, 4)
+        policy = make_tiny_policy(TextEnv(), [TEXT], vocabulary=300, hidden_size=hidden_size, layers=layers)
     groups = make_groups(np.random.default_rng(0), tasks=1, group_size=4, turns=1, tokens=tokens)
-    policy = make_tiny_policy(TextEnv(), [TEXT], vocabulary=300, hidden_size=hidden_size, layers=layers)
     learner = Learner(policy, GRPO(), OptimizerSettings())
     batch = pack(groups, GRPO().advantages(groups))
-    times = _times(lambda: learner.update(batch, np.random.default_rng(0), frozen=False), 3)
+    times = _times(lambda: learner.update(batch, np.random.default_rng(0)), 3)
     return statistics.median(times) * sampled / (4 * tokens)

@@ -1,13 +1,19 @@
 """`scripts.bench` measures all that there is, and says why it skips something."""
 
 import json
+import sys
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 
+import envs
+import envs.countdown
 import trainers.algorithms
+from agents.scoring import score_sequences
+from agents.tiny import make_tiny_policy
 from scripts import bench
-from scripts._bench import instances, rollout
+from scripts._bench import instances, profile, rollout, training
 from trainers.algorithms import Algorithm
 
 
@@ -16,15 +22,19 @@ def measure(tmp_path, *arguments):
     return json.loads((tmp_path / "f.json").read_text())
 
 
+def tiny():
+    return make_tiny_policy(envs.make("turngym/Countdown-v0"), ["1 2 3"], vocabulary=300, hidden_size=32, layers=1)
+
+
 def test_the_credit_of_every_algorithm_is_timed(tmp_path, capsys):
-    found = measure(tmp_path, "credit", "--step-seconds", "2.0")
+    found = measure(tmp_path, "credit")
     kinds = {name for name in trainers.algorithms.__all__ if isinstance(getattr(trainers.algorithms, name), type)
              and issubclass(getattr(trainers.algorithms, name), Algorithm)}
     assert found["algorithms"].keys() == kinds - {"Algorithm"} >= {"GRPO", "GiGPO", "PlanPO", "STAMP", "FACTOR", "PPO"}
     shown = capsys.readouterr().out
     for name, row in found["algorithms"].items():
         assert 0 < row["low"] <= row["seconds"] <= row["high"] and name in shown
-        assert row["share"] == pytest.approx(row["seconds"] / 2.0)
+        assert row["share"] == pytest.approx(row["seconds"] / found["update_seconds"])
 
 
 def test_log_probabilities_take_a_tenth_of_the_memory_of_full_logits_and_have_their_gradients(tmp_path, capsys):
@@ -35,8 +45,14 @@ def test_log_probabilities_take_a_tenth_of_the_memory_of_full_logits_and_have_th
     assert "of full logits" in capsys.readouterr().out
 
 
-def test_without_a_steps_seconds_one_is_measured(tmp_path):
-    assert measure(tmp_path, "credit")["step_seconds"] > 0
+def test_credit_is_compared_with_the_update_of_a_given_model(tmp_path):
+    tiny().save(tmp_path / "model")
+    assert measure(tmp_path, "credit", "--model", str(tmp_path / "model"))["update_seconds"] > 0
+
+
+def test_a_model_that_is_not_there_ends_with_1(capsys):
+    assert bench.main(["credit", "--quick", "--model", "./no/such/model"]) == 1
+    assert "no model folder" in capsys.readouterr().err
 
 
 def test_no_token_is_sampled_for_an_episode_that_is_over_and_keeping_changes_none(tmp_path, capsys):
@@ -88,8 +104,52 @@ def test_a_slow_environment_answers_and_ends_at_its_limit():
 
 
 @pytest.mark.parametrize("arguments", [[], ["trian"], ["envs", "--out", "no/such/folder/f.json"],
-                                       ["credit", "--step-seconds", "0"], ["credit", "--step-seconds", "nan"]])
+                                       ["credit", "--step-seconds", "1"]])
 def test_wrong_arguments_end_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as exit:
         bench.main(arguments)
     assert exit.value.code == 2
+
+
+def test_a_whole_training_step_is_measured_and_its_time_accounted_for(tmp_path, capsys):
+    found = measure(tmp_path, "train", "--profile")
+    run, = found["sides"]["turngym"]
+    assert run["seconds"] >= run["rollout_seconds"] > 0 and run["sampled_tokens"] > 0 and run["peak"] > run["used"] > 0
+    assert sum(row["share"] for row in found["profile"]) == pytest.approx(1)
+    assert {"rollout", "update"} <= {row["phase"] for row in found["profile"]}
+    assert found["ratios"] == {} and "where turngym's step goes" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(find_spec("trl") is not None, reason="TRL is installed here")
+def test_a_trl_that_is_not_there_is_said(capsys):
+    assert bench.main(["train", "--quick", "--trl-python", sys.executable]) == 1
+    error = capsys.readouterr().err
+    assert "the step of TRL failed" in error and "No module named 'trl'" in error
+
+
+def test_ratios_are_those_of_runs_side_by_side():
+    def run(seconds, tokens, peak, used):
+        return {"seconds": seconds, "tokens_per_second": tokens / seconds, "peak": peak, "used": used}
+
+    found = training._ratios({"turngym": [run(2.0, 100, 10, 5), run(1.0, 100, 10, 4)],
+                              "TRL": [run(6.0, 150, 20, 15), run(4.0, 100, 30, 20)]})
+    assert found == {"seconds": [3.0, 4.0], "seconds per sampled token": [2.0, 4.0], "peak memory": [2.0, 3.0],
+                     "peak memory less imports": [3.0, 5.0]}
+
+
+def test_time_is_the_environments_the_models_or_that_of_the_function_it_is_spent_in(monkeypatch):
+    places = []
+
+    def look(*arguments):
+        places.append(profile.place(sys._getframe()))
+
+    policy = tiny()
+    policy.model.model.layers[0].register_forward_hook(look)
+    score_sequences(policy.model, [np.arange(5, 10)])
+    monkeypatch.setattr(envs.countdown, "last_block", look)
+    env = envs.make("turngym/Countdown-v0")
+    env.reset(seed=0)
+    env.step("<tool>1</tool>")
+    look()
+    here = "tests/scripts/test_bench.py: look"
+    assert [what for _, what in places] == ["model arithmetic", "environment", here]
