@@ -8,6 +8,10 @@ import numpy as np
 import torch
 
 
+class EngineError(RuntimeError):
+    """An engine gave no answer that can be used; the message says what it said and what to do."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Request:
     """One response to sample."""
@@ -51,7 +55,8 @@ class Engine(Protocol):
         """Sample one response. A prompt that leaves no room gives an empty response with reason `length`."""
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Use these weights from the next request on; everything cached under older ones is dropped."""
+        """Use these weights from the next token on. Responses under way go on; of what else is cached under older
+        weights nothing is used. Call it in the thread whose event loop runs the requests, if there are any."""
 
     def score(self, sequences: Sequence[np.ndarray], temperature: float = 1.0) -> list[np.ndarray]:
         """Log-probability of each id of each sequence given those before it; the first is 0. # float32 [length] each"""

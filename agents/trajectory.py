@@ -111,6 +111,10 @@ class Trajectory:
         """Any turn was cut at its length, or the episode at a limit."""
         return self.status.truncated or any(turn.finish_reason == "length" for turn in self.turns)
 
+    def age(self, version: int) -> int:
+        """Updates between the weights of its oldest token and those of `version`; 0 where nothing was sampled."""
+        return version - min((turn.weight_version for turn in self.turns), default=version)
+
     @property
     def response_length(self) -> int:
         """Sampled tokens over all turns."""
@@ -123,6 +127,10 @@ class Group:
 
     trajectories: Sequence[Trajectory]
     task: Task = field(default_factory=lambda: Task(key=""))
+
+    def age(self, version: int) -> int:
+        """That of its oldest trajectory."""
+        return max(trajectory.age(version) for trajectory in self.trajectories)
 
     @property
     def rewards(self) -> np.ndarray:

@@ -32,26 +32,42 @@ DONORS = 64
 
 
 @dataclass(eq=False)
+class _Job:
+    """A request, and what is sampled for it so far."""
+
+    request: Request
+    answer: asyncio.Future
+    response: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    changes: list[tuple[int, int]] = field(default_factory=list)
+    """Weight versions that were replaced while it ran, and how many ids were sampled by then."""
+
+    def known(self) -> list[int]:
+        return [*self.request.prompt_ids.tolist(), *self.response]
+
+
+@dataclass(eq=False)
 class _Slot:
-    """One row of the cache: an episode's tokens, and its request while one is running."""
+    """One row of the cache: an episode's tokens, and its job while one is running."""
 
     row: int
     """Where it stands; rows are swapped so that the running ones come first."""
     episode: str = ""
     cached: list[int] = field(default_factory=list)
     """The ids whose keys and values the row holds."""
-    request: Request | None = None
-    answer: asyncio.Future | None = None
-    response: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    job: _Job | None = None
+    stale: bool = False
+    """Some of its keys and values are of older weights."""
 
 
 class TransformersEngine:
     """Engine over a `Policy` that it may share with a learner (then `load` copies nothing)."""
 
-    def __init__(self, policy: Policy, *, slots: int = 256, max_context: int | None = None):
-        """`slots`: episodes held at once. `max_context`: prompt and response tokens, at most the model's own."""
-        self.policy = policy
+    def __init__(self, policy: Policy, *, slots: int = 256, max_context: int | None = None, keep_cache: bool = True):
+        """`slots`: episodes held at once. `max_context`: prompt and response tokens, at most the model's own.
+        `keep_cache`: a response under way at `load` goes on with the keys and values of the older weights, else they
+        are computed anew."""
+        self.policy, self._keep_cache = policy, keep_cache
         self.weight_version = 0
         self.max_context = min(max_context or policy.max_context, policy.max_context)
         self.sampled_tokens = 0
@@ -66,7 +82,7 @@ class TransformersEngine:
         self._held: dict[str, _Slot] = {}
         """Idle rows by their episode."""
         self._donors: deque[_Slot] = deque(maxlen=DONORS)
-        self._waiting: deque[tuple[Request, asyncio.Future]] = deque()
+        self._waiting: deque[_Job] = deque()
         self._unanswered: set[asyncio.Future] = set()
         self._loop: asyncio.Task | None = None
         self._end_ids = policy.end_ids
@@ -86,14 +102,12 @@ class TransformersEngine:
         answer = asyncio.get_running_loop().create_future()
         self._unanswered.add(answer)
         answer.add_done_callback(self._unanswered.discard)
-        self._waiting.append((request, answer))
+        self._waiting.append(_Job(request, answer))
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._run())
         return await answer
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        if self._running:
-            raise RuntimeError(f"{self._running} requests are running: load weights between rollouts")
         own = self.policy.model.state_dict()
         if unknown := [name for name in weights if name not in own]:
             raise ValueError(f"weights that the engine's model lacks: {', '.join(unknown[:3])}")
@@ -101,6 +115,12 @@ class TransformersEngine:
             for name, tensor in weights.items():
                 if tensor.data_ptr() != own[name].data_ptr():
                     own[name].copy_(tensor)
+        for job in (*self._waiting, *(slot.job for slot in self._slots[:self._running])):
+            if job.response:
+                job.changes.append((self.weight_version, len(job.response)))
+        if not self._keep_cache:
+            self._waiting.extendleft(slot.job for slot in self._slots[:self._running])
+            self._running = 0
         self.weight_version = version
         self._forget()
 
@@ -136,16 +156,19 @@ class TransformersEngine:
         self._forget()
 
     def _forget(self) -> None:
-        for slot in self._slots:
-            slot.episode, slot.cached, slot.request, slot.answer = "", [], None, None
-        self._idle = dict.fromkeys(self._slots)
+        """Drop what the rows remember; the running ones go on as they are."""
+        for slot in self._slots[:self._running]:
+            slot.stale = True
+        for slot in self._slots[self._running:]:
+            slot.episode, slot.cached, slot.job = "", [], None
+        self._idle = dict.fromkeys(self._slots[self._running:])
         self._held.clear()
         self._donors.clear()
 
     def _drop_cancelled(self) -> None:
-        self._waiting = deque(item for item in self._waiting if not item[1].done())
+        self._waiting = deque(job for job in self._waiting if not job.answer.done())
         for index in reversed(range(self._running)):
-            if self._slots[index].answer.done():
+            if self._slots[index].job.answer.done():
                 self._retire(index)
 
     def _join(self) -> None:
@@ -155,14 +178,14 @@ class TransformersEngine:
         one that joins only now, it waits for the next round instead: a group's common prompt is read once.
         """
         # In the order of their rows: those idle since the last steps then stand where they are needed, unmoved.
-        self._waiting = deque(sorted(self._waiting, key=lambda item: self._row_held(item[0].episode)))
+        self._waiting = deque(sorted(self._waiting, key=lambda job: self._row_held(job.request.episode)))
         first, later, news = self._running, [], []
         read = sorted(((slot.cached, slot) for slot in set(self._donors)), key=itemgetter(0))
         joining: list[tuple[list[int], _Slot]] = []
         while self._waiting and self._idle:
-            request, answer = self._waiting[0]
-            prompt = request.prompt_ids.tolist()
-            held = self._held.get(request.episode)
+            job = self._waiting[0]
+            prompt, episode = job.known(), job.request.episode
+            held = self._held.get(episode)
             own = _common_prefix(held.cached, prompt) if held else 0
             donor, shared = _closest(read, prompt)
             if _closest(joining, prompt)[1] > max(own, shared) + WORTH_WAITING:
@@ -174,11 +197,10 @@ class TransformersEngine:
                 break
             self._waiting.popleft()
             news.append(new)
-            slot = self._next_row(request.episode)
+            slot = self._next_row(episode)
             if shared > own:
                 self._cache.copy(donor.row, self._running, cached)
-            slot.episode, slot.cached = request.episode, prompt[:cached]
-            slot.request, slot.answer, slot.response, slot.logprobs = request, answer, [], []
+            slot.episode, slot.cached, slot.job, slot.stale = episode, prompt[:cached], job, False
             self._running += 1
             insort(joining, (prompt, slot), key=itemgetter(0))
             read = [entry for entry in read if entry[1] is not slot]
@@ -206,8 +228,8 @@ class TransformersEngine:
         width = max(news)
         ids = np.zeros((len(slots), width), np.int64)
         for row, (slot, new) in enumerate(zip(slots, news)):
-            unread = [slot.response[-1]] if slot.response else slot.request.prompt_ids[len(slot.cached):].tolist()
-            ids[row, :new] = unread
+            ids[row, :new] = slot.job.response[-1:] if new == 1 and slot.job.response else \
+                slot.job.known()[len(slot.cached):]
             # Behind a row's own tokens stands filler, written where the row's next tokens will overwrite it.
         starts = np.array([len(slot.cached) for slot in slots])
         for row, (slot, new) in enumerate(zip(slots, news)):
@@ -223,37 +245,40 @@ class TransformersEngine:
                 input_ids=torch.from_numpy(ids).to(device), position_ids=known, attention_mask=masks,
                 past_key_values=self._cache, use_cache=True).last_hidden_state
             logits = head_logits(self.policy.model, hidden[torch.arange(len(slots), device=device), last])
-        self._take(first, slots, *sample(logits, [s.request.temperature for s in slots],
-                                         [s.request.seed for s in slots], [len(s.response) for s in slots]))
+        jobs = [slot.job for slot in slots]
+        self._take(first, jobs, *sample(logits, [job.request.temperature for job in jobs],
+                                        [job.request.seed for job in jobs], [len(job.response) for job in jobs]))
 
-    def _take(self, first: int, slots: list[_Slot], ids: list[int], logprobs: list[float]) -> None:
-        self.sampled_tokens += len(slots)
+    def _take(self, first: int, jobs: list[_Job], ids: list[int], logprobs: list[float]) -> None:
+        self.sampled_tokens += len(jobs)
         finished = []
-        for index, (slot, token, logprob) in enumerate(zip(slots, ids, logprobs)):
+        for index, (job, token, logprob) in enumerate(zip(jobs, ids, logprobs)):
             if math.isnan(logprob):
                 raise FloatingPointError("the model's logits are NaN; look at its weights and dtype")
-            slot.response.append(token)
-            slot.logprobs.append(logprob)
-            if reason := self._finish_reason(slot, token):
+            job.response.append(token)
+            job.logprobs.append(logprob)
+            if reason := self._finish_reason(job, token):
                 finished.append(first + index)
-                if not slot.answer.done():
-                    slot.answer.set_result(Completion(
-                        response_ids=np.array(slot.response, np.int64), logprobs=np.array(slot.logprobs, np.float32),
-                        finish_reason=reason, weight_version=self.weight_version))
+                if not job.answer.done():
+                    spans = _spans([*job.changes, (self.weight_version, len(job.response))])
+                    job.answer.set_result(Completion(
+                        response_ids=np.array(job.response, np.int64), logprobs=np.array(job.logprobs, np.float32),
+                        finish_reason=reason, weight_version=spans[0][0],
+                        weight_versions=spans if len(spans) > 1 else ()))
         for index in reversed(finished):
             self._retire(index)
 
-    def _finish_reason(self, slot: _Slot, token: int) -> str:
-        request = slot.request
+    def _finish_reason(self, job: _Job, token: int) -> str:
+        request, response = job.request, job.response
         if token in self._end_ids:
             return "stop"
         if request.stop and token in self._ids_ending(request.stop):
             longest = max(len(stop.encode()) for stop in request.stop)  # in tokens it is at most that, and a space
-            tail = self.policy.tokenizer.decode(slot.response[-longest - 1:])
+            tail = self.policy.tokenizer.decode(response[-longest - 1:])
             if any(stop in tail for stop in request.stop):
                 return "stop"
-        full = len(request.prompt_ids) + len(slot.response) >= self.max_context
-        return "length" if full or len(slot.response) >= request.max_new_tokens else ""
+        full = len(request.prompt_ids) + len(response) >= self.max_context
+        return "length" if full or len(response) >= request.max_new_tokens else ""
 
     def _ids_ending(self, stop: tuple[str, ...]) -> frozenset[int]:
         """The tokens that can complete a stop text: only after these is text decoded."""
@@ -266,13 +291,15 @@ class TransformersEngine:
         return self._stop_ids[stop]
 
     def _retire(self, index: int) -> None:
-        """End the request in this row; the row keeps its tokens for the episode's next turn."""
+        """End the job in this row; the row keeps its tokens for the episode's next turn."""
         slot = self._slots[index]
-        slot.request = slot.answer = None
+        slot.job = None
         self._running -= 1
         self._swap(index, self._running)
         self._idle[slot] = None
-        if slot.episode:
+        if slot.stale:
+            slot.cached = []
+        elif slot.episode:
             self._held[slot.episode] = slot
 
     def _swap(self, a: int, b: int) -> None:
@@ -321,6 +348,12 @@ def uniform_numbers(seeds: Sequence[int], steps: Sequence[int]) -> np.ndarray:
             x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
             x ^= x >> np.uint64(31)
     return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _spans(changes: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Versions and the index that each one's ids end before, without those that sampled none."""
+    starts = [0, *(end for _, end in changes)]
+    return tuple((version, end) for (version, end), start in zip(changes, starts) if end > start)
 
 
 def _closest(known: list[tuple[list[int], _Slot]], prompt: list[int]) -> tuple[_Slot | None, int]:

@@ -195,7 +195,11 @@ class TextEnv(gymnasium.Env[str, str]):
     env_id: str = ""
     """The id it was made by; `make` sets it, and `reset` writes it into the task."""
     blocking: bool = False
-    """`step` or `reset` may take longer than about 10 ms: the rollout then calls them outside its loop."""
+    """`step` or `reset` may take longer than about 10 ms, or hang: the rollout then keeps the environment in a worker
+    process, which is ended where a call takes too long."""
+    worker_share: int = 1
+    """Where `blocking`: so many environments live in one worker process, each with a thread of its own, and end
+    together. More than 1 where they share something costly (a Java process, a pool) and seldom hang."""
 
     def __init__(self, *, max_turns: int | None = None):
         if max_turns is not None:

@@ -26,7 +26,7 @@ class Math(SingleTurnEnv):
     r"""A problem, one response, the final answer in `\boxed{}`. Reward 1 for an answer that equals the gold, else 0."""
 
     system_prompt = r"Solve the problem step by step. Put the final answer in \boxed{}."
-    blocking = True
+    blocking, worker_share = True, 64  # they wait for a pool of verifiers, which ends what takes too long
 
     def __init__(self, *, data: str | None = None, question_column: str | None = None,
                  answer_column: str | None = None):

@@ -25,7 +25,7 @@ class ReasoningGym(SingleTurnEnv):
     system_prompt = "Solve the problem. Give the final answer alone, in the form it asks for, inside <answer></answer>."
     action_tags = ("answer",)
     stop = ("</answer>",)
-    blocking = True
+    blocking, worker_share = True, 64  # they wait for a pool of verifiers, which ends what takes too long
 
     def __init__(self, *, dataset: str | Sequence[str] = "chain_sum", size: int = 1000,
                  config: Mapping[str, Any] | None = None):

@@ -16,7 +16,7 @@ import numpy as np
 
 from envs.core import Outcome, Task, TextEnv, check_choice, clean_text
 from envs.randomness import pick
-from envs.scienceworld_simulator import Reply, World, open_world
+from envs.scienceworld_simulator import WORLDS_PER_PROCESS, Reply, World, open_world
 
 VARIATIONS = {
     "boil": 30, "change-the-state-of-matter-of": 30, "chemistry-mix": 32, "chemistry-mix-paint-secondary-color": 36,
@@ -59,7 +59,7 @@ class ScienceWorld(TextEnv):
 
     action_tags = ("action",)
     stop = ("</action>",)
-    blocking = True
+    blocking, worker_share = True, WORLDS_PER_PROCESS
     system_prompt = (
         "You carry out experiments in a house with several rooms. Each turn, think if you like, then give one action "
         "as <action>action</action>. Actions, where OBJ is an object that you see or carry:\n"

@@ -12,6 +12,7 @@ from trainers.algorithms import Algorithm, find_algorithm
 from trainers.algorithms.grpo import GRPO
 from trainers.algorithms.modifier import algorithm_name
 from trainers.learner import OptimizerSettings
+from trainers.mismatch import MismatchSettings
 from trainers.settings import (
     SettingsError,
     merge,
@@ -22,6 +23,7 @@ from trainers.settings import (
     unknown_setting,
     validate,
 )
+from trainers.step_size import StepSizeSettings
 
 TINY_DEFAULTS = {"optimizer": {"learning_rate": 1e-3}, "warm_start": {"optimizer": "muon", "learning_rate": 2e-2}}
 """What a tiny policy wants instead of the defaults below, which are those of pretrained models."""
@@ -130,8 +132,22 @@ class RolloutSettings:
     """Episodes under way at once."""
     retries: NonNegativeInt = 2
     """New tries of an episode that failed; then its group is dropped."""
+    oversampled_tasks: NonNegativeInt = 0
+    """Further tasks begun for each batch. Once enough groups are whole the slowest ones are cancelled: a batch does not
+    wait for the longest episodes, and holds fewer of them."""
     episode_seconds: PositiveFloat = 600.0
-    """Deadline of one try."""
+    """Deadline of one try of an episode."""
+    engine_seconds: PositiveFloat = 300.0
+    """Deadline of one response."""
+    environment_seconds: PositiveFloat = 120.0
+    """Deadline of one call of a blocking environment, verification included."""
+    max_staleness: NonNegativeInt = 0
+    """0: each batch is sampled with the weights that learn from it. k: rollouts go on while the learner works, with an
+    engine that has its own copy of the weights, and a batch may be up to k updates old; episodes under way at an update
+    go on with the new weights."""
+    keep_cache: bool = True
+    """With `max_staleness`: a response under way at an update goes on with the keys and values that the older weights
+    computed; false: they are computed anew."""
 
 
 @settings
@@ -183,6 +199,8 @@ class TrainConfig:
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     algorithm: Algorithm = field(default_factory=GRPO)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    mismatch: MismatchSettings = field(default_factory=MismatchSettings)
+    step_size: StepSizeSettings = field(default_factory=StepSizeSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     run: RunSettings = field(default_factory=RunSettings)
 
@@ -193,6 +211,9 @@ class TrainConfig:
         if self.optimizer.minibatches > self.rollout.tasks_per_step * self.rollout.group_size:
             raise SettingsError(f"optimizer.minibatches {self.optimizer.minibatches} is more than the "
                                 f"{self.rollout.tasks_per_step * self.rollout.group_size} episodes of a step")
+        if self.rollout.max_staleness and self.rollout.oversampled_tasks:
+            raise SettingsError("rollout.oversampled_tasks: where rollouts go on beside the learner "
+                                "(rollout.max_staleness), no batch waits for the longest episodes; set one of them")
         try:
             torch.device(self.model.device or "cpu")
         except RuntimeError as error:

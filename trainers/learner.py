@@ -24,7 +24,9 @@ from trainers.algorithms.base import PerTurn
 from trainers.batch import Batch, by_turn, pack_uncredited, per_turn
 from trainers.gradients import sum_gradients, sum_over_ranks
 from trainers.loss import Counts, LossInput, aggregate
+from trainers.mismatch import MismatchSettings, correct, finished, mismatch
 from trainers.settings import settings
+from trainers.step_size import StepSizeGuard, StepSizeSettings
 from trainers.teacher import teacher_divergence, teacher_logprobs, teacher_prompts
 
 
@@ -62,7 +64,8 @@ class Learner:
     """
 
     def __init__(self, policy: Policy, algorithm: Algorithm, optimizer: OptimizerSettings, *, temperature: float = 1.0,
-                 total_steps: int = 0, reference: PreTrainedModel | None = None):
+                 total_steps: int = 0, reference: PreTrainedModel | None = None,
+                 mismatch: MismatchSettings | None = None, step_size: StepSizeSettings | None = None):
         """`temperature` is the one that the behaviour policy sampled with; `total_steps` gradient steps end the
         learning-rate schedule; `reference` is what a KL term holds on to, by default the policy as it is now, or
         without its adapter where it has one."""
@@ -70,6 +73,9 @@ class Learner:
             raise ValueError(f"temperature {temperature}: a greedy policy has no gradient; sample at more than 0")
         check_model(policy.model)
         self.policy, self.algorithm, self.settings, self.temperature = policy, algorithm, optimizer, temperature
+        self.mismatch = mismatch or MismatchSettings()
+        self.guard = StepSizeGuard(step_size or StepSizeSettings(),
+                                   total_steps // (optimizer.epochs * optimizer.minibatches))
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizers = _optimizers(policy.model, optimizer)
         self.schedulers = [torch.optim.lr_scheduler.LambdaLR(
@@ -91,26 +97,35 @@ class Learner:
             return Scores(values=self.critic.values(groups) if self.critic else None,
                           reference_logprobs=self._reference_scores(groups), **self._teacher_scores(groups, step))
 
-    def update(self, batch: Batch, rng: np.random.Generator, *, frozen: bool = False) -> dict[str, float]:
+    def update(self, batch: Batch, rng: np.random.Generator, *, frozen: bool = False,
+               staleness: float = 0.0) -> dict[str, float]:
         """Train on a batch, first the critic, then, unless it is `frozen`, the policy.
 
-        The metrics are means over gradient steps (`logprob_gap`: of the first one, where the policy is still the one
-        that sampled). `rng` draws the minibatches.
+        The metrics are means over gradient steps (`logprob_gap` and `mismatch_...`: before the first one). `rng` draws
+        the minibatches; `staleness` is the batch's mean age in updates.
         """
         critic_metrics = self.critic.update(batch, rng) if self.critic else {}
-        return critic_metrics | ({} if frozen else self._update_policy(batch, rng))
+        return critic_metrics | ({} if frozen else self._update_policy(batch, rng, staleness))
 
-    def _update_policy(self, batch: Batch, rng: np.random.Generator) -> dict[str, float]:
+    def _update_policy(self, batch: Batch, rng: np.random.Generator, staleness: float) -> dict[str, float]:
+        corrected = {}
+        if self.mismatch.level != "off":
+            with self.policy.precision():
+                batch, corrected = correct(batch, self._logprobs(self.policy.model, batch), self.mismatch)
         if self.reference is not None:
             with self.policy.precision():
                 batch = replace(batch, reference_logprobs=self._reference_logprobs(batch))
+        limit = self.guard.limit(staleness)
         history: dict[str, list[float]] = defaultdict(list)
         for _ in range(self.settings.epochs):
             for minibatch in batch.minibatches(self.settings.minibatches, rng):
-                for name, value in self._gradient_step(minibatch).items():
+                for name, value in self._gradient_step(minibatch, limit).items():
                     history[name].append(value)
-        return {name: values[0] if name.startswith("logprob_gap") else float(np.mean(values))
-                for name, values in history.items()}
+        metrics = {name: values[0] if name.startswith(("logprob_gap", "mismatch_")) else float(np.mean(values))
+                   for name, values in history.items()} | corrected
+        if history:
+            self.guard.observe(metrics["logprob_gap"], staleness, metrics["learning_rate"])
+        return metrics
 
     def accumulate_gradients(self, batch: Batch) -> dict[str, float]:
         """Add the gradient of the batch's loss to the parameters' `.grad`; returns the metrics."""
@@ -169,7 +184,7 @@ class Learner:
         """Everything beside the weights that the next step depends on."""
         return {"optimizers": [one.state_dict() for one in self.optimizers],
                 "schedulers": [one.state_dict() for one in self.schedulers],
-                "critic": self.critic.state() if self.critic else None,
+                "critic": self.critic.state() if self.critic else None, "guard": self.guard.state(),
                 "teacher": None if self.teacher is self.policy.model else self.teacher.state_dict()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -177,22 +192,27 @@ class Learner:
         for kind, ours in (("optimizers", self.optimizers), ("schedulers", self.schedulers)):
             for one, its in zip(ours, state[kind], strict=True):
                 one.load_state_dict(its)
+        self.guard.load_state(state["guard"])
         if self.critic:
             self.critic.load_state(state["critic"])
         if self.teacher is not self.policy.model:
             self.teacher.load_state_dict(state["teacher"])
 
-    def _gradient_step(self, batch: Batch) -> dict[str, float]:
+    def _gradient_step(self, batch: Batch, limit: float) -> dict[str, float]:
+        """One step of the optimisers, at a learning rate of at most `limit`."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         metrics = self.accumulate_gradients(batch)
         if not metrics:
             return metrics
+        metrics = finished(metrics)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_gradient_norm)
         if not (torch.isfinite(norm) and math.isfinite(metrics["loss"])):
             raise FloatingPointError(f"the loss is {metrics['loss']}, the gradient's norm {float(norm)}; the weights "
                                      "are those before this step")
-        metrics |= {"gradient_norm": float(norm), "learning_rate": self.schedulers[0].get_last_lr()[0]}
+        for group in (group for one in self.optimizers for group in one.param_groups):
+            group["lr"] = min(group["lr"], limit)  # the schedule sets it anew after the step
+        metrics |= {"gradient_norm": float(norm), "learning_rate": self.optimizers[0].param_groups[0]["lr"]}
         for one in (*self.optimizers, *self.schedulers):
             one.step()
         return metrics
@@ -221,20 +241,19 @@ class Learner:
 
     def _reference_logprobs(self, batch: Batch) -> np.ndarray:
         with without_adapter(self.policy.model) if self.reference is self.policy.model else nullcontext():
-            scores = score_sequences(self.reference, batch.sequences(), self.temperature,
-                                     max_tokens=self.settings.micro_batch_tokens, width=self.settings.row_tokens)
+            return self._logprobs(self.reference, batch)
+
+    def _logprobs(self, model: PreTrainedModel, batch: Batch) -> np.ndarray:
+        """0 where not trained. # float32 [tokens]"""
+        scores = score_sequences(model, batch.sequences(), self.temperature,
+                                 max_tokens=self.settings.micro_batch_tokens, width=self.settings.row_tokens)
         return np.where(batch.trained, np.concatenate([*scores, np.zeros(0, np.float32)]), np.float32(0))
 
 
 def _monitor(tokens: LossInput) -> dict[str, torch.Tensor]:
-    """What is reported whatever the algorithm: means per token, as shares of the batch's, and a largest value.
-
-    At the first gradient step on a batch the policy is the one that sampled it: `logprob_gap` is then the mismatch
-    between engine and learner.
-    """
-    gap = (tokens.logprobs.detach() - tokens.behaviour_logprobs).abs()
+    """What is reported whatever the algorithm: means per token, as shares of the batch's, and a largest value."""
     return {"entropy": aggregate(tokens.entropy.detach(), counts=tokens.counts),
-            "logprob_gap": aggregate(gap, counts=tokens.counts), "logprob_gap_max": gap.max()}
+            **mismatch(tokens.logprobs.detach(), tokens.behaviour_logprobs, tokens.counts)}
 
 
 def _merged(parts: Sequence[Mapping[str, float | torch.Tensor]]) -> dict[str, float]:

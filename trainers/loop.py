@@ -1,12 +1,13 @@
 """The training loop: sample tasks, roll out, credit, update, sync, log, evaluate, save."""
 
-import math
+import copy
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,13 +20,14 @@ import envs
 from agents.adapters import merge_adapter
 from agents.agent import ModelAgent
 from agents.models import Policy, load_adapter
-from agents.rollout import Rollout, RolloutError, RolloutReport, Start, derive_seed
-from agents.trajectory import Group, Trajectory
+from agents.rollout import Rollout, RolloutError, derive_seed
 from agents.transformers_engine import TransformersEngine
 from envs.core import Task, TextEnv
+from trainers.asynchronous import AsynchronousRollouts
 from trainers.batch import pack
 from trainers.config import TrainConfig
 from trainers.evaluation import Evaluation, evaluate, select_panel
+from trainers.gathering import TaskSampler, branch, gather
 from trainers.initial import adapt, initial_policy, read_policy, warm_start
 from trainers.learner import Learner
 from trainers.metrics import rollout_metrics
@@ -57,18 +59,19 @@ def train(run: Run, display: Display) -> list[Evaluation]:
         torch.set_num_threads(config.run.threads)
     env, training_tasks, panel = open_environment(config)
     evaluations: list[Evaluation] = []
-    with closing(env), closing(run), closing(make_rollout(config)) as rollout:
+    with closing(env), closing(run), closing(make_rollout(config)) as rollout, ExitStack() as beside:
         state = run.load_state()
         policy = current_policy(run, env, display)
         learner = make_learner(run, policy, state)
         done, tasks = state["step"] if state else 0, TaskSampler(training_tasks, config.run.seed)
-        tasks.position = position = state["task_position"] if state else 0
+        tasks.position = state["task_position"] if state else 0
+        reached = tasks.progress()
         engine = TransformersEngine(policy, slots=config.rollout.concurrency,
                                     max_context=config.rollout.max_context_tokens)
-        agent, judged = (
-            ModelAgent(engine, policy, temperature=temperature, window=config.rollout.window,
-                       max_response_tokens=config.rollout.max_response_tokens)
-            for temperature in (config.rollout.temperature, config.evaluation.temperature))
+        agent, judged = (make_agent(config, engine, policy, temperature)
+                         for temperature in (config.rollout.temperature, config.evaluation.temperature))
+        ahead: AsynchronousRollouts | None = None
+        take, progress = partial(gather, config, rollout, agent, tasks), tasks.progress
 
         def evaluate_if_due(step: int) -> None:
             end = step == 0 or over
@@ -82,16 +85,19 @@ def train(run: Run, display: Display) -> list[Evaluation]:
                                    evaluations[-1])
 
         def save() -> None:
-            run.save(done, policy, {"learner": learner.state(), "task_position": position})
+            run.save(done, policy, {"learner": learner.state(), **reached})
 
         over = run.over(done)
         try:
             evaluate_if_due(done)
             display.phase("training", config.run.steps, done)
+            if config.rollout.max_staleness and not over:
+                ahead = beside.enter_context(closing(roll_ahead(config, policy, tasks, state)))
+                take, progress = ahead.take, ahead.progress
             while not over:
                 step = done + 1
                 engine.load({}, version=step - 1)
-                groups, report, sampled = gather(config, rollout, agent, tasks, step)
+                groups, report, sampled = take(step)
                 continuations = branch(config, rollout, agent, groups, step, report)
                 with holding_interrupts():
                     began = time.perf_counter()
@@ -100,14 +106,18 @@ def train(run: Run, display: Display) -> list[Evaluation]:
                     batch = pack(groups, algorithm.advantages(groups, scores, step - 1), step - 1)
                     credited = time.perf_counter()
                     rng = np.random.default_rng(derive_seed(config.run.seed, "minibatches", step))
-                    update = learner.update(batch, rng, frozen=step <= algorithm.frozen_steps)
-                    metrics = {**rollout_metrics(sampled, len(groups), report), **update,
+                    rolled = rollout_metrics(sampled, len(groups), report, step - 1)
+                    update = learner.update(batch, rng, frozen=step <= algorithm.frozen_steps,
+                                            staleness=rolled["staleness"])
+                    metrics = {**rolled, **update,
                                "score_seconds": scored - began, "credit_seconds": credited - scored,
                                "update_seconds": time.perf_counter() - credited}
                     run.log(step, metrics)
                     shown = islice((t for group in groups for t in group.trajectories), config.run.log_trajectories)
                     run.append("trajectories.jsonl", [trajectory_line(trajectory, step=step) for trajectory in shown])
-                    done, position = step, tasks.position
+                    done, reached = step, progress()
+                    if ahead:
+                        ahead.load(policy.model.state_dict(), version=step)
                 over = run.over(step)
                 display.advance(metrics)
                 evaluate_if_due(step)
@@ -143,8 +153,28 @@ def make_env(config: TrainConfig, **options: Any) -> TextEnv:
 
 def make_rollout(config: TrainConfig, **options: Any) -> Rollout:
     """A rollout over the run's environment, with further options for it."""
-    return Rollout(lambda: make_env(config, **options), concurrency=config.rollout.concurrency,
-                   retries=config.rollout.retries, episode_seconds=config.rollout.episode_seconds)
+    settings = config.rollout
+    return Rollout(lambda: make_env(config, **options), concurrency=settings.concurrency, retries=settings.retries,
+                   episode_seconds=settings.episode_seconds, engine_seconds=settings.engine_seconds,
+                   environment_seconds=settings.environment_seconds)
+
+
+def make_agent(config: TrainConfig, engine: TransformersEngine, policy: Policy, temperature: float) -> ModelAgent:
+    """The run's agent, sampling at this temperature."""
+    return ModelAgent(engine, policy, temperature=temperature, window=config.rollout.window,
+                      max_response_tokens=config.rollout.max_response_tokens)
+
+
+def roll_ahead(config: TrainConfig, policy: Policy, tasks: TaskSampler,
+               state: dict[str, Any] | None) -> AsynchronousRollouts:
+    """Rollouts beside the learner of `policy`, with a copy of it, from where a checkpoint's `state` left off."""
+    own = replace(policy, model=copy.deepcopy(policy.model))
+    engine = TransformersEngine(own, slots=config.rollout.concurrency, max_context=config.rollout.max_context_tokens,
+                                keep_cache=config.rollout.keep_cache)
+    engine.load({}, version=state["step"] if state else 0)
+    return AsynchronousRollouts(config, make_rollout(config), make_agent(config, engine, own,
+                                                                         config.rollout.temperature), tasks,
+                                state["unfinished_tasks"] if state else ())
 
 
 def open_environment(config: TrainConfig) -> tuple[TextEnv, Sequence[Task], list[Task]]:
@@ -214,80 +244,7 @@ def make_learner(run: Run, policy: Policy, state: dict[str, Any] | None) -> Lear
         reference = read_policy(config, run.initial if run.initial.exists() else config.model.path).model
     learner = Learner(policy, config.algorithm, config.optimizer, temperature=config.rollout.temperature,
                       total_steps=training_steps * config.optimizer.epochs * config.optimizer.minibatches,
-                      reference=reference)
+                      reference=reference, mismatch=config.mismatch, step_size=config.step_size)
     if state:
         learner.load_state(state["learner"])
     return learner
-
-
-def gather(config: TrainConfig, rollout: Rollout, agent: ModelAgent, tasks: "TaskSampler",
-           step: int) -> tuple[list[Group], RolloutReport, list[Group]]:
-    """The groups of one training batch, refilled while the algorithm drops some; and all that were sampled for it.
-
-    Raises RolloutError where every group failed, and where none is left to train on.
-    """
-    wanted, kept, sampled = config.rollout.tasks_per_step, [], []
-    total = RolloutReport()
-    for attempt in range(config.algorithm.max_generation_batches):
-        seed = derive_seed(config.run.seed, "rollout", step, attempt)
-        missing = math.ceil((wanted - len(kept)) * max(1, len(sampled)) / max(1, len(kept)))  # at the rate kept so far
-        try:
-            groups, report = rollout.run(agent, tasks.take(min(wanted, missing)), config.rollout.group_size, seed)
-        except RolloutError as error:
-            if not sampled:
-                raise
-            groups, report = [], error.report  # a refill may be a single group
-        total.add(report)
-        sampled += groups
-        kept += [group for group in groups if config.algorithm.keep(group)]
-        if len(kept) >= wanted:
-            break
-    if not kept:
-        raise RolloutError(f"none of {len(sampled)} groups is worth training on for {type(config.algorithm).__name__}: "
-                           "all episodes of each task earned the same. Start from a policy that sometimes succeeds "
-                           "(warm_start.steps), or take easier or harder tasks (environment.options)")
-    if not any(trajectory.turns for group in kept for trajectory in group.trajectories):
-        raise RolloutError("no episode has room for a response: raise rollout.max_context_tokens, or take a model that "
-                           "reads longer prompts")
-    return kept[:wanted], total, sampled
-
-
-def branch(config: TrainConfig, rollout: Rollout, agent: ModelAgent, groups: Sequence[Group], step: int,
-           report: RolloutReport) -> list[list[dict[int, Sequence[Trajectory]]]]:
-    """The episodes that go on from the algorithm's anchors, for each group and trajectory by turn (none
-    where they failed); what they cost is added to `report`."""
-    needs, found = config.algorithm.needs, [[{} for _ in group.trajectories] for group in groups]
-    if not needs.continuations:
-        return found
-    rng = np.random.default_rng(derive_seed(config.run.seed, "anchors", step))
-    places = [(g, i, turn) for g, group in enumerate(groups) for i, trajectory in enumerate(group.trajectories)
-              for turn in config.algorithm.anchors(trajectory, rng)]
-    starts = [Start(task=groups[g].task, turns=groups[g].trajectories[i].turns[:turn],
-                    max_turns=needs.continuation_turns) for g, i, turn in places]
-    branches, cost = rollout.branch(agent, starts, needs.continuations, derive_seed(config.run.seed, "branch", step))
-    report.add(cost)
-    for (g, i, turn), group in zip(places, branches):
-        found[g][i][turn] = group.trajectories if group else ()
-    return found
-
-
-class TaskSampler:
-    """Tasks in an order shuffled anew in each epoch; `position` alone says where it stands."""
-
-    def __init__(self, tasks: Sequence[Task], seed: int):
-        self._tasks, self._seed = tasks, seed
-        self._epoch, self._order = -1, np.zeros(0, np.int64)
-        self.position = 0
-        """Tasks taken so far."""
-
-    def take(self, count: int) -> list[Task]:
-        """The next `count` tasks; each comes once per epoch."""
-        return [self._next() for _ in range(count)]
-
-    def _next(self) -> Task:
-        epoch, index = divmod(self.position, len(self._tasks))
-        if epoch != self._epoch:
-            rng = np.random.default_rng(derive_seed(self._seed, "tasks", epoch))
-            self._epoch, self._order = epoch, rng.permutation(len(self._tasks))
-        self.position += 1
-        return self._tasks[int(self._order[index])]

@@ -8,12 +8,14 @@ from agents.rollout import RolloutReport
 from agents.trajectory import Group
 
 
-def rollout_metrics(sampled: Sequence[Group], kept: int, report: RolloutReport) -> dict[str, float]:
+def rollout_metrics(sampled: Sequence[Group], kept: int, report: RolloutReport, version: int) -> dict[str, float]:
     """Means over all episodes sampled for a step (also those of groups that were not kept), and what they cost
-    together with what branched off them (`environment_steps`, `sampled_tokens`)."""
+    together with what branched off them (`environment_steps`, `sampled_tokens`). `version` is that of the weights that
+    learn from them."""
     trajectories = [trajectory for group in sampled for trajectory in group.trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     rewards = [t.reward for t in trajectories if t.reward is not None]
+    ages = [trajectory.age(version) for trajectory in trajectories]
     return {
         "success_rate": float(np.mean([t.success for t in trajectories])),
         "score": float(np.mean([t.score for t in trajectories])),
@@ -25,6 +27,8 @@ def rollout_metrics(sampled: Sequence[Group], kept: int, report: RolloutReport) 
         "truncated": float(np.mean([t.truncated for t in trajectories])),
         "context_breaks": sum(t.context_breaks for t in trajectories),
         "groups_kept": kept, "groups_sampled": len(sampled), "dropped_groups": report.dropped_groups,
+        "cancelled_groups": report.cancelled_groups, "stale_groups": report.stale_groups,
+        "staleness": float(np.mean(ages)), "staleness_max": max(ages),
         "retries": report.retries, "failed_episodes": report.errors.total(),
         "environment_steps": report.turns, "sampled_tokens": report.sampled_tokens,
         "tokens_per_second": report.sampled_tokens / max(report.seconds, 1e-9),

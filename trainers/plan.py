@@ -49,7 +49,8 @@ def plan(config: TrainConfig) -> Iterator[tuple[str, str]]:
     needs = config.algorithm.needs
     others = {" and reference": needs.reference_logprobs and not config.model.lora.rank,
               " and critic": needs.critic_network,
-              " and teacher": needs.teacher_copy(optimizer.epochs * optimizer.minibatches)}
+              " and teacher": needs.teacher_copy(optimizer.epochs * optimizer.minibatches),
+              " and engine": rollout.max_staleness > 0}
     trained = (1 + needs.critic_network) * trainable
     yield "parameters", f"{parameters / 1e6:,.1f} M ({config.model.dtype})"
     if config.model.lora.rank:

@@ -1,10 +1,12 @@
-"""What asynchronous rollouts and kept keys and values save, on the transformers engine with a tiny random policy.
+"""What asynchronous rollouts and kept keys and values save, on the transformers engine with a tiny random policy; and
+what the scheduler itself costs, with an engine and an environment that do nothing.
 
 Lock-step means what it does elsewhere: a batch of episodes takes each turn together, waits for the slowest environment
 before the next, and ends before another batch begins.
 """
 
 import asyncio
+import gc
 import string
 import time
 from collections.abc import Sequence
@@ -13,9 +15,10 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
+import psutil
 from rich.table import Table
 
-from agents.agent import ModelAgent
+from agents.agent import ModelAgent, Response
 from agents.engine import Completion, Request
 from agents.rollout import Rollout, derive_seed
 from agents.tiny import make_tiny_policy
@@ -28,6 +31,8 @@ SKEW, SLOW_SHARE = 8, 8
 """One episode in SLOW_SHARE has an environment SKEW times as slow."""
 KEPT = {"episodes": 16, "turns": 20, "prompt": 64, "response": 8, "observation": 48}
 QUICK_KEPT = {"episodes": 2, "turns": 3, "prompt": 16, "response": 4, "observation": 8}
+SCHEDULED = {"episodes": 16384, "turns": 8, "concurrency": 4096}
+QUICK_SCHEDULED = {"episodes": 64, "turns": 3, "concurrency": 16}
 MODEL = {"hidden_size": 128, "layers": 4, "vocabulary": 300, "max_context": 2048}
 QUICK_MODEL = {"hidden_size": 32, "layers": 1, "vocabulary": 300, "max_context": 256}
 
@@ -47,6 +52,38 @@ class Slow(TextEnv):
     def _step(self, action):
         time.sleep(self.task.data["latency"])
         return Outcome(observation="Go on.")
+
+
+class Instant(TextEnv):
+    """Does nothing, at once."""
+
+    def tasks(self, split):
+        raise ValueError("tasks are made by `_scheduled`")
+
+    def _reset(self, task, rng):
+        return "Say something."
+
+    def _step(self, action):
+        return Outcome(observation="Go on.")
+
+
+class Parrot:
+    """An agent, its actor and its engine in one: answers in the next round of the loop."""
+
+    breaks = 0
+
+    def start(self, env: TextEnv, observation: str, seed: int) -> "Parrot":
+        return self
+
+    async def act(self) -> Response:
+        await asyncio.sleep(0)
+        return Response(text="Yes.", prompt_ids=IDS, response_ids=IDS, logprobs=np.zeros(len(IDS), np.float32))
+
+    def observe(self, response: Response, observation: str) -> None:
+        pass
+
+
+IDS = np.ones(4, np.int64)
 
 
 class Watched:
@@ -71,10 +108,13 @@ class Watched:
 def measure(*, quick: bool) -> dict[str, Any]:
     """`skewed`: `asynchronous` and `lock_step` with `seconds`, `episodes_per_second` and `engine_idle` (share of the
     time), `wasted_tokens` (sampled, but of no episode that came back) and their `ratio`. `kept`: seconds and prefilled
-    tokens with and without what the engine keeps, their `ratio`, and whether both sampled the same."""
+    tokens with and without what the engine keeps, their `ratio`, and whether both sampled the same. `scheduled`: what a
+    turn costs besides engine and environment (`seconds_per_turn`, CPU time of this process), and `memory`: bytes that
+    this process grew by while the second half of the episodes was played."""
     model = QUICK_MODEL if quick else MODEL
     return {"skewed": _skewed(model, **(QUICK_SKEWED if quick else SKEWED)),
-            "kept": _kept(model, **(QUICK_KEPT if quick else KEPT))}
+            "kept": _kept(model, **(QUICK_KEPT if quick else KEPT)),
+            "scheduled": _scheduled(**(QUICK_SCHEDULED if quick else SCHEDULED))}
 
 
 def _policy(model: dict[str, int]):
@@ -151,6 +191,21 @@ async def converse(engine: TransformersEngine, *, forget: bool, episodes: int, t
     return ids
 
 
+def _scheduled(*, episodes: int, turns: int, concurrency: int) -> dict[str, Any]:
+    """Half of the episodes, then the other half with everything in place."""
+    process, agent = psutil.Process(), Parrot()
+    tasks = [Task(key=str(i)) for i in range(episodes // 2)]
+    with closing(Rollout(lambda: Instant(max_turns=turns), concurrency=concurrency)) as rollout:
+        rollout.run(agent, tasks, 1, 0)
+        gc.collect()
+        memory, began = process.memory_info().rss, time.process_time()
+        rollout.run(agent, tasks, 1, 1)
+        seconds = time.process_time() - began
+        gc.collect()
+    return {"seconds_per_turn": seconds / len(tasks) / turns, "memory": process.memory_info().rss - memory,
+            "episodes": episodes, "turns": turns, "concurrency": concurrency}
+
+
 def tables(found: dict[str, Any]) -> list[Table]:
     skewed, kept = found["skewed"], found["kept"]
     title = (f"{skewed['episodes']} episodes of {skewed['turns']} turns, {skewed['concurrency']} at once; one in "
@@ -169,4 +224,11 @@ def tables(found: dict[str, Any]) -> list[Table]:
         second.add_column(heading, justify="right" if heading else "left")
     for name in ("keeping", "re_prefilling"):
         second.add_row(name.replace("_", "-"), f"{kept[name]['seconds']:.2f}", f"{kept[name]['prefilled_tokens']:,}")
-    return [first, second]
+    scheduled = found["scheduled"]
+    title = (f"{scheduled['episodes']:,} episodes of {scheduled['turns']} turns, {scheduled['concurrency']:,} at once, "
+             "engine and environment instant")
+    third = Table(title=title, title_justify="left", box=None)
+    for heading in ("scheduler time per turn", "growth of memory, second half"):
+        third.add_column(heading)
+    third.add_row(f"{1e6 * scheduled['seconds_per_turn']:.0f} µs", f"{scheduled['memory'] / 2**20:.1f} MiB")
+    return [first, second, third]

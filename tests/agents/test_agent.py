@@ -10,8 +10,9 @@ import torch
 from agents.agent import ModelAgent, ScriptedAgent
 from agents.context import ChatTemplate
 from agents.engine import Completion
+from agents.episode import token_span
 from agents.models import Policy
-from agents.rollout import Rollout, token_span
+from agents.rollout import Rollout
 from agents.trajectory import Status, Turn
 from agents.transformers_engine import TransformersEngine
 from envs.core import ActionSpan, Outcome, Task, TextEnv

@@ -1,16 +1,21 @@
 """The rollout: many episodes, none of which waits for, breaks, or lends its error to another."""
 
 import asyncio
+import gc
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
+import psutil
 import pytest
 
+from agents import episode
 from agents.agent import Response
-from agents.rollout import Rollout, RolloutError, RolloutReport, Start, derive_seed
+from agents.episode import Start
+from agents.rollout import Rollout, RolloutError, RolloutReport, derive_seed
 from agents.trajectory import Status, Trajectory, Turn
 from tests.agents.episodes import tasks
 
@@ -55,16 +60,16 @@ def test_an_episode_at_its_turn_limit_is_truncated_with_its_last_action_applied(
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-def test_one_bad_rollout_costs_only_its_own_group(counting, blocking):
+def test_one_bad_rollout_costs_only_its_own_group(counting, blocking, tmp_path):
     # 8 tasks x 4: task 3 always raises, task 5 fails once, task 7 never answers.
-    failed_once = []
+    failed_once = tmp_path / "failed"
 
     class Bad(counting):
         def _step(self, action):
             if self.task.key == "3":
                 raise ZeroDivisionError("task three")
-            if self.task.key == "5" and not failed_once:
-                failed_once.append(1)
+            if self.task.key == "5" and not failed_once.exists():
+                failed_once.touch()
                 raise OSError("once")
             return super()._step(action)
 
@@ -74,8 +79,11 @@ def test_one_bad_rollout_costs_only_its_own_group(counting, blocking):
 
     Bad.blocking = blocking
     started, threads = time.monotonic(), threading.active_count()
-    groups, report = Rollout(Bad, retries=2, episode_seconds=1.0).run(Silent(), tasks(8), 4, seed=0)
-    assert time.monotonic() - started < 10
+    # Starting processes takes its time on a busy machine: there only the response has the short deadline.
+    deadlines = {"engine_seconds": 1.0} if blocking else {"episode_seconds": 1.0}
+    with closing(Rollout(Bad, retries=2, **deadlines)) as rollout:
+        groups, report = rollout.run(Silent(), tasks(8), 4, seed=0)
+    assert time.monotonic() - started < (100 if blocking else 10)
     assert [group.task.key for group in groups] == ["0", "1", "2", "4", "5", "6"]
     assert all(len(group.trajectories) == 4 and {t.task.key for t in group.trajectories} == {group.task.key}
                and list(group.rewards) == [1.0] * 4 for group in groups)
@@ -150,40 +158,36 @@ def test_an_environment_that_raises_stop_iteration_is_an_error_like_any_other(co
 
     Exhausted.blocking = blocking
     with pytest.raises(RolloutError, match="error_environment"):
-        Rollout(Exhausted, retries=0, episode_seconds=5).run(Script(), tasks(1), 2, seed=0)
+        Rollout(Exhausted, retries=0, episode_seconds=60).run(Script(), tasks(1), 2, seed=0)
 
 
-def test_an_environment_is_not_closed_or_reused_while_a_thread_is_in_it(counting):
-    leave, inside, closed_inside = threading.Event(), [], []
+def test_a_slow_environment_in_the_loop_is_told_of(counting, monkeypatch):
+    monkeypatch.setattr(episode, "SLOW_SECONDS", 0.0)
+    with pytest.warns(UserWarning, match=r"a call of Counting took .* set `blocking = True`"):
+        Rollout(counting).run(Script(), tasks(1), 1, seed=0)
 
-    class Stuck(counting):
-        blocking = True
 
-        def _step(self, action):
-            if self.task.key == "0":
-                inside.append(self)
-                leave.wait(20)
-                inside.remove(self)
-            return super()._step(action)
+def test_a_response_has_a_deadline_of_its_own(counting):
+    rollout = Rollout(counting, retries=0, engine_seconds=0.05)
+    with pytest.raises(RolloutError, match=r"no response within engine_seconds = 0\.05") as caught:
+        rollout.run(Script(seconds=1000), tasks(1), 2, seed=0)
+    assert caught.value.report.errors == Counter({"error_timeout:TimeoutError": 1})
 
-        def close(self):
-            closed_inside.append(self in inside)
-            super().close()
 
-    rollout, begun = Rollout(Stuck, retries=1, episode_seconds=0.6), time.monotonic()
-    groups, report = rollout.run(Script(), tasks(2), 2, seed=0)
-    assert time.monotonic() - begun < 10 and report.errors == Counter({"error_timeout:TimeoutError": 1})
-    assert [group.task.key for group in groups] == ["1"]
-    stuck = list(inside)
-    assert stuck and all(env.closed == 0 for env in stuck)
-    again, _ = rollout.run(Script(), tasks(2)[1:], 4, seed=1)
-    assert len(again) == 1 and inside == stuck
-    leave.set()
-    for _ in range(200):
-        if all(env.closed for env in stuck):
-            break
-        time.sleep(0.02)
-    assert [env.closed for env in stuck] == [1] * len(stuck) and not any(closed_inside)
+def test_enough_whole_groups_cancel_the_slowest(counting):
+    class Uneven(Script):
+        def start(self, env, observation, seed):
+            return Script(seconds=1000 if env.task.key in "14" else 0)
+
+    began = time.monotonic()
+    groups, report = Rollout(counting).run(Uneven(), tasks(6), 3, seed=0, wanted=4)
+    assert [group.task.key for group in groups] == list("0235") and report.cancelled_groups == 2
+    assert report.episodes == 12 and report.dropped_groups == 0 and time.monotonic() - began < 60
+
+
+def test_fewer_whole_groups_than_wanted_are_all(counting):
+    groups, report = Rollout(counting).run(Script(), tasks(2), 2, seed=0, wanted=3)
+    assert len(groups) == 2 and report.cancelled_groups == 0
 
 
 def test_blocking_environments_wait_beside_each_other_and_not_for_each_other(counting):
@@ -194,10 +198,10 @@ def test_blocking_environments_wait_beside_each_other_and_not_for_each_other(cou
             time.sleep(0.1)
             return super()._step(action)
 
-    begun = time.monotonic()
-    groups, report = Rollout(Slow).run(Script(), tasks(4), 8, seed=0)
-    assert len(groups) == 4 and time.monotonic() - begun < 4  # 9.6 s one after the other
-    assert report.environment_seconds > 9.6 - 0.5
+    with closing(Rollout(Slow)) as rollout:
+        groups, report = rollout.run(Script(), tasks(4), 8, seed=0)
+    assert len(groups) == 4 and report.environment_seconds > 9.6 - 0.5  # 32 episodes, 3 turns
+    assert report.environment_seconds > 3 * report.seconds  # as many if they waited for each other
 
 
 def test_environments_are_reused_up_to_the_concurrency_and_closed_once(counting):
@@ -278,7 +282,8 @@ def test_episodes_branch_off_inside_another_and_go_on_as_it_would_have(counting,
     first, second, _ = played = whole.trajectories[0].turns
     agent, told = heard(Script(says="+"))
     starts = [Start(task=whole.task, turns=played[:2]), Start(task=whole.task, turns=played[:1], max_turns=1)]
-    (near, cut), report = Rollout(counting, concurrency=1).branch(agent, starts, 2, seed=5)
+    with closing(Rollout(counting, concurrency=1)) as rollout:
+        (near, cut), report = rollout.branch(agent, starts, 2, seed=5)
     for trajectory in near.trajectories:
         assert list(trajectory.turns[:2]) == [first, second] and trajectory.turns[2].observation == "3"
         assert (trajectory.status, trajectory.success, trajectory.reward) == (Status.COMPLETED, True, 1.0)
@@ -299,3 +304,20 @@ def test_a_start_whose_episodes_fail_has_none_and_the_others_stay(counting):
     (group, nothing), report = Rollout(Broken, retries=0).branch(Script(says="-"), starts, 2, seed=0)
     assert len(group.trajectories) == 2 and nothing is None
     assert report.dropped_groups == 1 and report.errors == Counter({"error_environment:OSError": 1})
+
+
+def test_thousands_of_episodes_at_once_cost_little_each_and_leave_no_memory(counting):
+    """4,096 at once. A turn is to cost at most 1 ms of the scheduler (about 0.1 ms where it was written; the limit here
+    is one for broken machines), and the second run no more memory than the first."""
+    rollout, process = Rollout(counting, concurrency=4096), psutil.Process()
+    memory, seconds = [], []
+    for seed in range(3):
+        began = time.process_time()
+        groups, report = rollout.run(Script(), tasks(4096), 1, seed=seed)
+        assert len(groups) == 4096 and report.turns == 3 * 4096
+        seconds.append((time.process_time() - began) / report.turns)
+        del groups
+        gc.collect()
+        memory.append(process.memory_info().rss)
+    assert min(seconds) < 0.005 and len(counting.made) == 4096
+    assert memory[2] - memory[1] < 20 * 2**20

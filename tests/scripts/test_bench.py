@@ -65,7 +65,9 @@ def test_no_token_is_sampled_for_an_episode_that_is_over_and_keeping_changes_non
     # 8 of each observation and the last of the response, which was sampled but not read.
     assert kept["same_tokens"] and kept["re_prefilling"]["prefilled_tokens"] == 168
     assert kept["keeping"]["prefilled_tokens"] == 2 * (16 + 2 * 9)
-    assert "engine idle" in capsys.readouterr().out
+    assert found["scheduled"]["seconds_per_turn"] > 0
+    shown = capsys.readouterr().out
+    assert "engine idle" in shown and "scheduler time per turn" in shown
 
 
 def test_environments_are_measured_in_one_and_two_processes_or_skipped_with_a_reason(tmp_path, capsys):

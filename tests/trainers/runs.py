@@ -24,9 +24,9 @@ class Parity(envs.TextEnv):
 
     stop = tuple(string.ascii_letters + string.digits + string.punctuation)
 
-    def __init__(self, turns: int = 2, tasks: int = 50):
+    def __init__(self, turns: int = 2, tasks: int = 50, blocking: bool = False):
         super().__init__(max_turns=turns)
-        self.size = tasks
+        self.size, self.blocking = tasks, blocking
 
     def tasks(self, split):
         return [envs.Task(key=f"{split} {i}", split=split) for i in range(self.size)]

@@ -17,8 +17,9 @@ from tests.trainers.trajectories import group, random_conversation
 from trainers import loop
 from trainers.algorithms.sft import SFT
 from trainers.batch import pack
+from trainers.gathering import TaskSampler, gather
 from trainers.learner import Learner, OptimizerSettings
-from trainers.loop import TaskSampler, check_device, gather, open_environment, train
+from trainers.loop import check_device, open_environment, train
 from trainers.metrics import rollout_metrics
 from trainers.run import Run
 from trainers.settings import SettingsError
@@ -31,7 +32,7 @@ class Scripted(Rollout):
     def __init__(self, *batches):
         self.batches, self.asked, self.seeds = list(batches), [], []
 
-    def run(self, agent, tasks, group_size, seed, on_episode=None):
+    def run(self, agent, tasks, group_size, seed, on_episode=None, wanted=None):
         self.asked.append([task.key for task in tasks])
         self.seeds.append(seed)
         rewards = self.batches.pop(0)
@@ -88,8 +89,8 @@ def test_nothing_worth_training_on_is_an_error_that_says_what_to_do():
 def test_groups_that_failed_are_counted_and_no_reward_is_made_of_them():
     kept, report, sampled, _ = gathered(Scripted([LIVE, None, LIVE, None]), name="GRPO")
     assert len(kept) == len(sampled) == 2 and report.dropped_groups == 2
-    assert rollout_metrics(sampled, len(kept), report)["failed_episodes"] == 2
-    assert rollout_metrics(sampled, len(kept), report)["reward"] == 0.5
+    assert rollout_metrics(sampled, len(kept), report, 0)["failed_episodes"] == 2
+    assert rollout_metrics(sampled, len(kept), report, 0)["reward"] == 0.5
 
 
 def test_a_refill_that_fails_as_a_whole_does_not_lose_the_groups_kept():

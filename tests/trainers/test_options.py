@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from agents.rollout import RolloutError
+from agents.transformers_engine import TransformersEngine
 from tests.trainers.runs import Parity, Recorder, rows, small_config, weights
 from trainers import learner
 from trainers.algorithms import DAPO, FACTOR, GRPO, PPO, RLOO, SERL, RLOOpp
@@ -18,6 +19,7 @@ from trainers.skills import FOLDER
 
 NUMBERS, EVALUATIONS, TRAJECTORIES, FILES = "numbers", "evaluations", "trajectories", "files"
 PLAN, ROWS, THREADS, ERROR, REFUSED = "plan", "rows", "threads", "error", "refused"
+ENGINES, RATES = "engines", "rates"
 
 OFF_POLICY = "--optimizer.epochs 4 --optimizer.learning_rate 0.1"
 WARM = "--warm_start.steps 2 --warm_start.batch_size 2"
@@ -26,6 +28,8 @@ KL = "--algorithm.kl_coefficient 0.5 --optimizer.epochs 3"
 SUM = "--algorithm.aggregation sequence_mean_token_sum_norm --algorithm.aggregation_length 7"
 LORA = "--model.lora.rank 2"
 EVALUATE = "--evaluation.episodes 4"
+CORRECTED = "--mismatch.level token --mismatch.high 1.0"
+STALE = "--rollout.max_staleness 3 --run.steps 6"
 SAVE = "--run.steps 4 --run.save_every 1"
 OVERLONG = "--algorithm.overlong_length 11 --algorithm.overlong_buffer 8"
 HL_GAUSS = "--algorithm.critic.head hl_gauss --algorithm.critic.learning_rate 0.01"
@@ -52,6 +56,13 @@ SETTINGS = {
     "rollout.max_context_tokens": ("16", NUMBERS, ""), "rollout.window": ("1", NUMBERS, ""),
     "rollout.concurrency": ("90000", PLAN, ""), "rollout.retries": ("0", NUMBERS, ""),
     "rollout.episode_seconds": ("1e-9", ERROR, "--rollout.retries 0"),
+    "rollout.engine_seconds": ("1e-9", ERROR, "--rollout.retries 0"),
+    "rollout.environment_seconds": ("1e-9", ERROR, "--rollout.retries 0 --environment.options={blocking=true}"),
+    "rollout.oversampled_tasks": ("1", TRAJECTORIES, ""), "rollout.max_staleness": ("1", NUMBERS, ""),
+    "rollout.keep_cache": ("false", ENGINES, "--rollout.max_staleness 1"),
+    "mismatch.level": ("token", NUMBERS, ""), "mismatch.rule": ("mask", NUMBERS, CORRECTED),
+    "mismatch.low": ("1.0", NUMBERS, f"{CORRECTED} --mismatch.rule band"), "mismatch.high": ("2.0", NUMBERS, CORRECTED),
+    "step_size.batch_radius": ("1e-9", RATES, STALE), "step_size.run_radius": ("1e-9", RATES, STALE),
     "optimizer.name": ("muon", NUMBERS, ""), "optimizer.learning_rate": ("0.02", NUMBERS, ""),
     "optimizer.schedule": ("linear", NUMBERS, ""),
     "optimizer.warmup_steps": ("3", NUMBERS, ""), "optimizer.weight_decay": ("0.5", NUMBERS, ""),
@@ -127,6 +138,7 @@ def observe(algorithm, arguments, folder, monkeypatch):
     overrides = ["--algorithm.name", algorithm.__name__, *arguments]
     config = small_config(**merge({"rollout": {"retries": 8}}, read_overrides(overrides)))
     shapes, calls, whole, threads = [], [], Parity._step, torch.get_num_threads()
+    engines, load = set(), TransformersEngine.load
 
     def pack_rows(sequences, width, *, share, whole=learner.pack_rows):
         found = whole(sequences, width, share=share)
@@ -139,6 +151,10 @@ def observe(algorithm, arguments, folder, monkeypatch):
             raise OSError("now and then")
         return whole(env, action)
 
+    def load_weights(engine, weights, version):
+        engines.add(engine._keep_cache)
+        load(engine, weights, version)
+
     check_device(config)
     found = {PLAN: list(plan(config))}
     if config.model.path != "tiny":
@@ -146,6 +162,7 @@ def observe(algorithm, arguments, folder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(learner, "pack_rows", pack_rows)
         patch.setattr(Parity, "_step", step)
+        patch.setattr(TransformersEngine, "load", load_weights)
         try:
             train(Run.create(folder, config), Recorder())
         except RolloutError as error:
@@ -154,6 +171,7 @@ def observe(algorithm, arguments, folder, monkeypatch):
         torch.set_num_threads(threads)
     return found | {
         NUMBERS: (json.dumps(rows(folder)), weights(folder).tolist()), ROWS: shapes, ERROR: None,
+        ENGINES: engines, RATES: min(row.get("learning_rate", 1.0) for row in rows(folder)),
         TRAJECTORIES: rows(folder, "trajectories"),
         EVALUATIONS: rows(folder, "evaluations") if (folder / "evaluations.jsonl").exists() else [],
         FILES: sorted(path.name for path in folder.glob("checkpoints/*"))}
