@@ -1,4 +1,4 @@
-"""What log-probabilities and their gradient cost beside full logits: memory, time, and whether they agree."""
+"""What log-probabilities and their gradient take beside full logits: memory, time, and whether they agree."""
 
 import time
 from collections.abc import Callable
@@ -14,12 +14,13 @@ from agents.scoring import head_logits, token_logprobs
 
 SIZE = {"tokens": 8192, "vocabulary": 150_000, "hidden_size": 128}
 QUICK_SIZE = {"tokens": 8192, "vocabulary": 16_000, "hidden_size": 16}
+PARTS = 16
+"""In which full logits are compared: the whole of them would not fit into every machine's memory."""
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """Peak bytes and seconds of both ways, forward and backward, and the largest difference of their gradients
-    relative to the largest gradient. The full logits of one quarter of the tokens at a time, their gradients added up:
-    the whole would not fit into every machine's memory."""
+    """Peak bytes and seconds of forward and backward, and the largest difference of the gradients to those from full
+    logits, relative to the largest gradient."""
     size = QUICK_SIZE if quick else SIZE
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=size["vocabulary"], hidden_size=size["hidden_size"],
@@ -34,18 +35,18 @@ def measure(*, quick: bool) -> dict[str, Any]:
         (logprobs * weights).sum().backward()
 
     def full() -> None:
-        for h, t, w in zip(hidden.chunk(4), targets.chunk(4), weights.chunk(4)):
+        for h, t, w in zip(hidden.chunk(PARTS), targets.chunk(PARTS), weights.chunk(PARTS)):
             (head_logits(model, h).log_softmax(-1).gather(-1, t[:, None])[:, 0] * w).sum().backward()
 
-    found: dict[str, Any] = {"size": size, "full_logits_bytes": 4 * size["tokens"] * size["vocabulary"]}
-    gradients = []
-    for name, way in (("chunked", chunked), ("full", full)):
-        hidden.grad = torch.zeros_like(hidden)
-        head.grad = torch.zeros_like(head)  # held either way
-        began = time.perf_counter()
-        found[name] = {"peak_bytes": peak_bytes(way), "seconds": time.perf_counter() - began}
-        gradients.append((hidden.grad, head.grad))
-    found["difference"] = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*gradients))
+    hidden.grad, head.grad = torch.zeros_like(hidden), torch.zeros_like(head)  # held either way
+    began = time.perf_counter()
+    found = {"size": size, "full_logits_bytes": 4 * size["tokens"] * size["vocabulary"],
+             "peak_bytes": peak_bytes(chunked), "seconds": time.perf_counter() - began}
+    gradients = hidden.grad, head.grad
+    hidden.grad = head.grad = None
+    full()
+    found["difference"] = max(float((a - b).abs().max() / b.abs().max())
+                              for a, b in zip(gradients, (hidden.grad, head.grad)))
     return found
 
 
@@ -60,11 +61,10 @@ def peak_bytes(way: Callable[[], None]) -> int:
 
 def tables(found: dict[str, Any]) -> list[Table]:
     size = " × ".join(f"{number:,} {name}" for name, number in found["size"].items())
-    table = Table(title=f"{size}; gradients differ by {found['difference']:.1e}", title_justify="left", box=None)
-    for column in ("", "peak MB", "of full logits", "seconds"):
-        table.add_column(column, justify="left" if not column else "right")
-    for name in ("chunked", "full"):
-        peak = found[name]["peak_bytes"]
-        table.add_row(name + " (a quarter at a time)" * (name == "full"), f"{peak / 1e6:,.0f}",
-                      f"{peak / found['full_logits_bytes']:.1%}", f"{found[name]['seconds']:.1f}")
+    table = Table(title=f"log-probabilities and entropy of {size}", title_justify="left", box=None)
+    for column in ("full logits, MB", "peak, MB", "share", "seconds", "gradients differ by"):
+        table.add_column(column, justify="right")
+    full, peak = found["full_logits_bytes"], found["peak_bytes"]
+    table.add_row(f"{full / 1e6:,.0f}", f"{peak / 1e6:,.0f}", f"{peak / full:.1%}", f"{found['seconds']:.1f}",
+                  f"{found['difference']:.1e}")
     return [table]
