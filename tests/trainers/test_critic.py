@@ -148,6 +148,17 @@ def test_a_critic_does_not_move_the_policy_nor_the_policy_the_critic(policy, hea
     assert learner.critic.head.weight.abs().max() > 0
 
 
+def test_a_critic_takes_as_many_steps_as_the_policy_under_the_same_settings(policy):
+    critic = critic_of(policy, epochs=2, minibatches=3, weight_decay=0.25, beta1=0.5, beta2=0.75,
+                       max_gradient_norm=1e-3)
+    critic.update(credited(critic, some_groups()), np.random.default_rng(0))
+    assert {int(state["step"]) for state in critic.optimizer.state.values()} == {2 * 3}
+    (parameters,) = critic.optimizer.param_groups
+    assert (parameters["lr"], parameters["weight_decay"], parameters["betas"]) == (1e-2, 0.25, (0.5, 0.75))
+    norm = torch.cat([p.grad.flatten() for p in critic.parameters]).norm().item()
+    assert norm == pytest.approx(1e-3, rel=1e-2)
+
+
 def test_a_batch_without_a_scorable_episode_changes_nothing(policy):
     critic = critic_of(policy)
     groups = [group(conversation([5], [6, 7], reward=None))]

@@ -77,6 +77,17 @@ def test_only_the_window_is_remembered_and_only_so_many_targets_are_drawn(policy
     assert [len(values) for _, values in critic.remembered] == [4, 4, 4]
 
 
+def test_no_more_targets_are_drawn_than_asked_for(policy):
+    # Two targets of 0 and two of 10 from the same states: the mean loss of all is ~50, of a single one ~0 or ~100.
+    losses = set()
+    for seed in range(8):
+        critic, made = head_of(policy, samples=1), some_group()
+        critic.remembered = [(critic._states(targets(made), targets(made).extra["value_weights"] > 0),
+                              torch.tensor([0.0, 0.0, 10.0, 10.0]))]
+        losses.add(round(critic.update(targets(made, turns=()), np.random.default_rng(seed))["critic_loss"], -1))
+    assert losses == {0.0, 100.0}
+
+
 def test_without_any_target_nothing_is_learnt_and_remembered_ones_go_on(policy):
     critic = head_of(policy)
     assert critic.update(targets(some_group(), turns=()), np.random.default_rng(0)) == {}

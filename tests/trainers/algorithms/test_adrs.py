@@ -228,6 +228,25 @@ def test_the_automatic_gate_is_that_of_groups_over_grpo(groups):
     assert same(ours, theirs)
 
 
+@pytest.mark.parametrize("form", ["additive", "multiplicative"])
+@given(groups=batches, seed=st.integers(0, 99))
+@quickly
+def test_positive_only_leaves_what_is_not_positive_and_changes_the_rest_as_ever(form, groups, seed):
+    scores, options = scored(groups, seed), {"form": form, "eta": 1.0, **ALWAYS}
+    every, some = (flat(ADRS(positive_only=only, **options).advantages(groups, scores)) for only in (False, True))
+    base = flat(GRPO().advantages(groups))
+    assert some.tolist() == np.where(base > 0, every, base).tolist()
+
+
+def test_the_sign_turns_the_multiplicative_form_round_too():
+    # e^∓.1 in place of e^±.1, at η ½ of the advantages ±.70711.
+    groups, teacher = [group(played(1.0, (1,)), played(0.0, (1,)))], np.array([0.1])
+    scores = Scores(teacher_logprobs=[[[teacher], [teacher]]])
+    found = flat(ADRS(form="multiplicative", sign=-1, eta=0.5, **ALWAYS).advantages(groups, scores))
+    assert found == pytest.approx(np.sqrt(0.5) * np.array([0.5 + 0.5 * np.exp(-0.1), -0.5 - 0.5 * np.exp(0.1)]),
+                                  rel=1e-5)
+
+
 @given(groups=batches, seed=st.integers(0, 99))
 @quickly
 def test_the_multiplicative_form_keeps_every_sign_and_the_additive_one_need_not(groups, seed):
