@@ -238,6 +238,14 @@ def test_positive_only_leaves_what_is_not_positive_and_changes_the_rest_as_ever(
     assert some.tolist() == np.where(base > 0, every, base).tolist()
 
 
+def test_positive_only_leaves_an_advantage_of_zero_at_zero():
+    middling = [group(played(1.0, (3,)), played(0.5, (3,)), played(0.0, (3,)))]
+    options = {"eta": 1.0, "gate": "none", **ALWAYS}
+    some, every = (ADRS(positive_only=only, **options).advantages(middling, scored(middling))[0][1].advantages[0]
+                   for only in (True, False))
+    assert not some.any() and every.any()
+
+
 def test_the_sign_turns_the_multiplicative_form_round_too():
     # e^∓.1 in place of e^±.1, at η ½ of the advantages ±.70711.
     groups, teacher = [group(played(1.0, (1,)), played(0.0, (1,)))], np.array([0.1])

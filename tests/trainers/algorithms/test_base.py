@@ -10,14 +10,14 @@ from trainers.loss import Counts, LossInput
 
 
 def test_the_monitored_divergence_and_clip_fraction_worked_by_hand():
-    # Log-ratios log 2, −log 2 and 0: KL(π_b‖π) by k3 is ratio − 1 − log ratio: .30685, .19315, 0. A = 1 and 2 > 1.2,
-    # A = −1 and ½ < .8: two tokens of three are clipped.
-    gap, zero = torch.tensor([np.log(2), -np.log(2), 0.0]), torch.zeros(3, dtype=torch.float64)
+    # Log-ratios log 2, −log 4 and 0: KL(π_b‖π) by k3 is ratio − 1 − log ratio: .30685, .63629, 0. A = 1 and 2 > 1.2,
+    # A = −1 and ¼ < .8: two tokens of three are clipped.
+    gap, zero = torch.tensor([np.log(2), -np.log(4), 0.0]), torch.zeros(3, dtype=torch.float64)
     index = torch.tensor([0, 0, 0])
     metrics = GRPO().loss(LossInput(
         logprobs=gap, behaviour_logprobs=zero, advantages=torch.tensor([1.0, -1.0, 1.0]), turn_index=index,
         trajectory_index=index, action_mask=index > 0, counts=Counts(3, 1, 1)))[1]
-    assert metrics["behaviour_kl"].item() == pytest.approx((0.30685 + 0.19315) / 3, abs=1e-5)
+    assert metrics["behaviour_kl"].item() == pytest.approx((0.30685 + 0.63629) / 3, abs=1e-5)
     assert metrics["clip_fraction"].item() == pytest.approx(2 / 3)
 
 
