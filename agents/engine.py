@@ -50,6 +50,8 @@ class Engine(Protocol):
     """Generates for many episodes at once. `generate` may be awaited by any number of episodes together."""
 
     weight_version: int
+    replica_count: int
+    """Copies of the model that answer."""
 
     async def generate(self, request: Request) -> Completion:
         """Sample one response. A prompt that leaves no room gives an empty response with reason `length`."""
@@ -59,4 +61,13 @@ class Engine(Protocol):
         weights nothing is used. Call it in the thread whose event loop runs the requests, if there are any."""
 
     def score(self, sequences: Sequence[np.ndarray], temperature: float = 1.0) -> list[np.ndarray]:
-        """Log-probability of each id of each sequence given those before it; the first is 0. # float32 [length] each"""
+        """Log-probability of each id of each sequence given those before it; the first is 0. # float32 [length] each
+
+        Sequence i is scored by replica i, modulo their number.
+        """
+
+    def sleep(self) -> None:
+        """No request comes before the next `load`: others may use the engine's memory until then."""
+
+    def close(self) -> None:
+        """End what the engine started."""

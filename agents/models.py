@@ -2,6 +2,7 @@
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,14 @@ import torch
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from peft import PeftConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from agents.adapters import NAME, has_adapter, merge_adapter, put_adapter
 
@@ -148,6 +156,20 @@ def _base(folder: Path) -> str:
                          "folder at base_model_name_or_path")
     return str(folder / base) if (folder / base).exists() else base
 
+
+
+def load_outline(path: str) -> Policy:
+    """The policy at `path` without its weights, for whoever has these elsewhere. Raises ModelError."""
+    name, options = find_model(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name, **options))
+        with suppress(OSError):  # a model need not have one of its own
+            model.generation_config = GenerationConfig.from_pretrained(name)
+    except Exception as error:  # as for a whole model
+        raise ModelError(f"cannot load the model {path!r}: {type(error).__name__}: {error}\n{WHAT_TO_GIVE}") from error
+    return Policy(model, tokenizer)
 
 
 def prepare(model: PreTrainedModel) -> PreTrainedModel:

@@ -4,62 +4,47 @@ Such a server gives no token ids and no log-probabilities, so its turns hold non
 is an action only where it is whole: an error, half a body or garbage fails the episode, and is never a reward.
 """
 
-import asyncio
-import json
 import os
-import random
 import re
-import time
-from collections.abc import AsyncGenerator, Sequence
-from email.utils import parsedate_to_datetime
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import httpx
 import numpy as np
-import tenacity
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from agents.agent import Response
 from agents.context import Message
+from agents.engine import EngineError
+from agents.server_client import (
+    RequestRefused,
+    ServerClient,
+    ServerUnavailable,
+    explanation,
+    read_address,
+    retry_after,
+    unavailable,
+)
 from envs.core import TextEnv, clean_text
 from rewards.tags import OPENED_IN_THE_PROMPT, THINKING
 
 KEY_VARIABLE = "OPENAI_API_KEY"
-CONNECT_SECONDS = 10.0
-ANSWER_BYTES = 16_000_000
-FIRST_TRIES = 3
-"""Tries of a request while the server has never answered: most likely there is none."""
-LONGEST_PAUSE = 10.0
 MOST_STOPS = 4
 """OpenAI takes no more; the response is cut here at the others."""
 REPLACEMENTS = {"max_tokens": "max_completion_tokens", "stop": None, "seed": None}
 """What is sent instead of a parameter that a model does not support; None: nothing. A response is cut here anyway."""
-PASSING = (408, 409, 425, 429)
 ALWAYS_REFUSED = (401, 402, 404, 405)
 """What is refused so (key, credit, model, address) is refused for every request."""
 CONTEXT_FULL = re.compile(r"context[ _](length|size|window)|prompt is too long|input token count", re.IGNORECASE)
 CLOSING_TAG = re.compile(r"</([\w-]+)>")
 
 
-class EngineError(RuntimeError):
-    """The server gave no answer that can be used; the message says what it said and what to do."""
+class ParameterUnsupported(RequestRefused):
+    """The model does not know one of the request's parameters."""
 
-
-class ServerUnavailable(EngineError):
-    """Another try may help."""
-
-    def __init__(self, message: str, *, retry_after: float = 0.0, connected: bool = True):
+    def __init__(self, message: str, parameter: str):
         super().__init__(message)
-        self.retry_after, self.connected = retry_after, connected
-
-
-class RequestRefused(EngineError):
-    """Another try would be refused too."""
-
-    def __init__(self, message: str, *, unsupported: str = ""):
-        """`unsupported`: the parameter that the model does not know."""
-        super().__init__(message)
-        self.unsupported = unsupported
+        self.parameter = parameter
 
 
 class ContextFull(EngineError):
@@ -101,20 +86,17 @@ class OpenAIEngine:
     """
 
     def __init__(self, base_url: str, model: str, *, request_seconds: float = 300.0, patience: float = 120.0):
-        """`request_seconds`: deadline of one try. `patience`: a request that a busy, failing or lost server does not
-        answer is tried again, after what `Retry-After` asks for, until this many seconds are used up.
+        """`request_seconds` and `patience`: see `ServerClient`.
 
         Raises ValueError for an address or a key that cannot be one.
         """
-        self.url, self.model = _completions_url(base_url), model
-        self.request_seconds, self.patience = request_seconds, patience
+        self.url, self.model = f"{read_address(base_url)}/chat/completions", model
         self.refusal: str | None = None
         """Why every further request is bound to fail; none is sent any more."""
         self._key = _read_key()
-        self._reached = False
         self._replaced: dict[str, str | None] = {}
-        self._random = random.Random()  # of its own: pauses leave the global generator as it was
-        self._clients: dict[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, AsyncGenerator]] = {}
+        self._server = ServerClient(request_seconds=request_seconds, patience=patience,
+                                    headers={"Authorization": f"Bearer {self._key}"} if self._key else {})
 
     async def complete(self, messages: Sequence[Message], *, max_tokens: int, temperature: float, seed: int,
                        stop: Sequence[str]) -> tuple[str, str]:
@@ -137,49 +119,26 @@ class OpenAIEngine:
     async def _ask(self, body: dict[str, Any]) -> _Choice:
         if self.refusal:
             raise EngineError(self.refusal)
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(ServerUnavailable), wait=self._pause, reraise=True,
-            stop=tenacity.stop_any(tenacity.stop_before_delay(self.patience), self._never_reached))
         while True:
             names = {name: self._replaced.get(name, name) for name in body}
+            sent = {new: body[name] for name, new in names.items() if new}
             try:
-                return await retrying(self._post, {sent: body[name] for name, sent in names.items() if sent})
-            except RequestRefused as refused:
-                if refused.unsupported not in REPLACEMENTS.keys() & names.values():
+                return await self._server.retrying(self._post, sent)
+            except ParameterUnsupported as refused:
+                if refused.parameter not in REPLACEMENTS.keys() & names.values():
                     raise
-                self._replaced[refused.unsupported] = REPLACEMENTS[refused.unsupported]
+                self._replaced[refused.parameter] = REPLACEMENTS[refused.parameter]
             except ServerUnavailable as error:
-                if not (error.connected and self._reached):
+                if not (error.connected and self._server.reached):
                     self.refusal = str(error)
                 raise
 
-    def _pause(self, state: tenacity.RetryCallState) -> float:
-        """What the server asks for and a growing random rest, so that its clients do not come back all at once."""
-        longest = min(0.5 * 2.0 ** min(state.attempt_number, 10), LONGEST_PAUSE)
-        return state.outcome.exception().retry_after + self._random.uniform(0.0, longest)
-
-    def _never_reached(self, state: tenacity.RetryCallState) -> bool:
-        return not self._reached and state.attempt_number >= FIRST_TRIES
-
     async def _post(self, body: dict[str, Any]) -> _Choice:
-        client = await self._client()
-        try:
-            async with asyncio.timeout(self.request_seconds), client.stream("POST", self.url, json=body) as response:
-                self._reached = True
-                content = bytearray()
-                async for part in response.aiter_bytes():
-                    content += part
-                    if len(content) > ANSWER_BYTES:
-                        raise ServerUnavailable(f"{self.url} answers more than {ANSWER_BYTES:,} bytes")
-        except TimeoutError:
-            raise ServerUnavailable(f"{self.url} did not answer in {self.request_seconds:g} s") from None
-        except httpx.HTTPError as error:
-            raise ServerUnavailable(f"no answer from {self.url} ({type(error).__name__}: {error}): is it running?",
-                               connected=not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)) from None
+        response, content = await self._server.request("POST", self.url, body)
         if response.status_code != 200:
-            raise self._failure(response, bytes(content))
+            raise self._failure(response, content)
         try:
-            return _Answer.model_validate_json(bytes(content)).choices[0]
+            return _Answer.model_validate_json(content).choices[0]
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
@@ -188,13 +147,13 @@ class OpenAIEngine:
 
     def _failure(self, response: httpx.Response, content: bytes) -> EngineError:
         """The error that a status other than 200 is."""
-        status, error = response.status_code, _explanation(content)
+        status, error = response.status_code, explanation(content)
         said = self._readable(str(error.get("message") or error.get("detail") or error).encode())
         message, code = f"{self.url} answers {status}: {said}", error.get("code")
         if code == "insufficient_quota":
             self.refusal = message
-        elif status in PASSING or status >= 500 or status < 300:
-            pause = _retry_after(response)
+        elif unavailable(response):
+            pause = retry_after(response)
             return ServerUnavailable(message + (f" (and asks to wait {pause:.0f} s)" if pause else ""),
                                      retry_after=pause)
         elif status in (400, 413, 422) and CONTEXT_FULL.search(f"{code} {error.get('type')} {said}"):
@@ -205,33 +164,13 @@ class OpenAIEngine:
             message += f". Is there a model {self.model!r}, and is the base URL complete (most end in /v1)?"
         if status < 400 or status in ALWAYS_REFUSED:
             self.refusal = message
-        return RequestRefused(message, unsupported=str(error.get("param")) if code == "unsupported_parameter" else "")
+        return ParameterUnsupported(message, str(error.get("param"))) if code == "unsupported_parameter" \
+            else RequestRefused(message)
 
-    def _readable(self, content: bytes | bytearray) -> str:
+    def _readable(self, content: bytes) -> str:
         """The beginning of what the server said. It may have sent the key back, which nobody is to see."""
         text = content.decode("utf-8", "replace")
         return repr((text.replace(self._key, "***") if self._key else text)[:300])
-
-    async def _client(self) -> httpx.AsyncClient:
-        """The client of the running event loop."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            client = httpx.AsyncClient(
-                headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),  # `request_seconds` limits the whole
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None))
-            end = self._close_with(loop, client)
-            self._clients[loop] = client, end
-            await anext(end)
-        return self._clients[loop][0]
-
-    async def _close_with(self, loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> AsyncGenerator:
-        """`asyncio.run` closes every asynchronous generator that has begun, and with this one the client."""
-        try:
-            yield
-        finally:
-            del self._clients[loop]
-            await client.aclose()
 
 
 class ChatAgent:
@@ -275,44 +214,11 @@ class ChatActor:
             self._recent = self._recent[-2 * self._agent.window:]
 
 
-def _completions_url(base_url: str) -> str:
-    try:
-        url = httpx.URL(base_url)
-    except httpx.InvalidURL:
-        raise ValueError("the base URL must be an address such as http://127.0.0.1:8000/v1") from None
-    if url.userinfo or url.query or url.fragment:  # not shown: it may be a secret
-        raise ValueError(f"the base URL must hold no user, password or query; a key is read from {KEY_VARIABLE}")
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ValueError(f"the base URL must be an address such as http://127.0.0.1:8000/v1, got {base_url!r}")
-    return f"{str(url).rstrip('/')}/chat/completions"
-
-
 def _read_key() -> str:
     key = os.environ.get(KEY_VARIABLE, "").strip()
     if not re.fullmatch(r"[!-~]*", key):  # else an error of the HTTP library would show it
         raise ValueError(f"{KEY_VARIABLE} holds a space, a control or a non-ASCII character: it is no key")
     return key
-
-
-def _explanation(content: bytes) -> dict[str, Any]:
-    """The error object of an answer, wherever servers put it."""
-    try:
-        said = json.loads(content)
-    except (ValueError, RecursionError):
-        return {"message": content.decode("utf-8", "replace").strip() or "nothing"}
-    error = said.get("error") or said if isinstance(said, dict) else said
-    return error if isinstance(error, dict) else {"message": error}
-
-
-def _retry_after(response: httpx.Response) -> float:
-    """Seconds that the server asks to wait, 0 where it asks for none; given as a number or as a date."""
-    value = response.headers.get("Retry-After", "")
-    if re.fullmatch(r"\d{1,9}(\.\d*)?", value):
-        return float(value)
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return 0.0
 
 
 def _spoken(choice: _Choice, stop: Sequence[str]) -> tuple[str, str]:

@@ -63,6 +63,8 @@ class _Slot:
 class TransformersEngine:
     """Engine over a `Policy` that it may share with a learner (then `load` copies nothing)."""
 
+    replica_count = 1
+
     def __init__(self, policy: Policy, *, slots: int = 256, max_context: int | None = None, keep_cache: bool = True):
         """`slots`: episodes held at once. `max_context`: prompt and response tokens, at most the model's own.
         `keep_cache`: a response under way at `load` goes on with the keys and values of the older weights, else they
@@ -127,6 +129,12 @@ class TransformersEngine:
     def score(self, sequences: Sequence[np.ndarray], temperature: float = 1.0) -> list[np.ndarray]:
         with self.policy.precision():
             return score_sequences(self.policy.model, sequences, temperature)
+
+    def sleep(self) -> None:
+        """Its weights are the learner's, and its cache is small."""
+
+    def close(self) -> None:
+        """Nothing was started."""
 
     async def _run(self) -> None:
         try:

@@ -4,6 +4,7 @@
         --split heldout --episodes 256 --references --out evaluation.json
     python -m scripts.evaluate --env turngym/Countdown-v0 --agent model --engine openai --model NAME \\
         --base-url http://127.0.0.1:8000/v1
+    python -m scripts.evaluate --env turngym/Countdown-v0 --agent model --engine vllm --model PATH
     turngym evaluate --env my_env:me/Guess-v0 --agent random --split train --episodes 10
 
 docs/evaluation.md says what each number means.
@@ -13,6 +14,8 @@ import argparse
 import json
 import os
 import sys
+import tempfile
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +26,17 @@ import gymnasium
 
 import envs
 from agents.agent import Agent, ModelAgent, ScriptedAgent
-from agents.models import load_policy
+from agents.engine import EngineError
+from agents.models import Policy, load_outline, load_policy
 from agents.openai_engine import ChatAgent, OpenAIEngine
 from agents.rollout import Rollout, RolloutError
 from agents.trajectory import Group
 from agents.transformers_engine import TransformersEngine
+from agents.vllm_engine import VLLMEngine
 from envs.core import Task
 from scripts._display import Bar, Console, quiet_transformers
+from trainers.config import EngineSettings
+from trainers.engines import connected, make_replicas
 from trainers.evaluation import Evaluation, play, select_panel, summarise, table
 from trainers.files import replacing
 from trainers.settings import SettingsError, read_overrides
@@ -56,9 +63,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--agent", choices=(*SCRIPTED, "model"), required=True)
     parser.add_argument("--model", metavar="PATH",
                         help="folder, .gguf file or hub name; with --engine openai the server's name for it")
-    parser.add_argument("--engine", choices=("transformers", "openai"), default="transformers",
-                        help="openai: any server of chat completions; its key is the variable OPENAI_API_KEY")
-    parser.add_argument("--base-url", metavar="URL", help="of that server, as http://127.0.0.1:8000/v1")
+    parser.add_argument("--engine", choices=("transformers", "vllm", "openai"), default="transformers",
+                        help="vllm: asked by token ids (docs/engines.md); openai: any server of chat completions, its "
+                             "key is the variable OPENAI_API_KEY")
+    parser.add_argument("--base-url", metavar="URL", help="of that server, as http://127.0.0.1:8000/v1 (vllm: without "
+                                                          "/v1; none: one is started for the evaluation)")
+    parser.add_argument("--vllm-python", metavar="PATH", help="interpreter that has vLLM (default: this one)")
+    parser.add_argument("--vllm-argument", action="append", default=[], metavar="ARGUMENT",
+                        help="further argument of the vLLM server, as --vllm-argument=--enforce-eager")
     parser.add_argument("--concurrency", type=int, metavar="N",
                         help="episodes under way at once, each with one request (default 256, with a server 32)")
     parser.add_argument("--split", default="heldout")
@@ -77,10 +89,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if (arguments.agent == "model") != bool(arguments.model):
         parser.error("--agent model needs --model PATH, and no other agent takes one")
-    if not arguments.model and arguments.engine == "openai":
-        parser.error("--engine openai is for --agent model")
-    if (arguments.engine == "openai") != bool(arguments.base_url):
-        parser.error("--engine openai needs --base-url URL, and no other engine takes one")
+    if not arguments.model and arguments.engine != "transformers":
+        parser.error(f"--engine {arguments.engine} is for --agent model")
+    if arguments.engine == "openai" and not arguments.base_url:
+        parser.error("--engine openai needs --base-url URL")
+    if arguments.engine == "transformers" and arguments.base_url:
+        parser.error("--base-url is for --engine openai and --engine vllm")
+    if (arguments.engine != "vllm" or arguments.base_url) and (arguments.vllm_python or arguments.vllm_argument):
+        parser.error("--vllm-python and --vllm-argument are for a vLLM server that is started here")
     for name, least in (("samples", 1), ("max_response_tokens", 1), ("window", 1), ("concurrency", 1),
                         ("temperature", 0)):
         value = getattr(arguments, name)
@@ -120,12 +136,21 @@ class Panel:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
+    with ExitStack() as beside:
+        return evaluate(arguments, console, beside)
+
+
+def evaluate(arguments: argparse.Namespace, console: Console, beside: ExitStack) -> int:
+    """`beside` closes what the agent needs."""
     quiet_transformers(console)
     try:
         options = read_overrides([f"--{option}" for option in arguments.option])
         env = envs.make(arguments.env, **options)
         tasks = select_panel(env, arguments.split, arguments.episodes)
-        agent = make_agent(arguments)
+        agent = make_agent(arguments, beside)
+    except EngineError as error:
+        console.error(error)
+        return 1
     except (SettingsError, gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, NotImplementedError,
             OSError) as error:
         console.error(f"cannot evaluate {arguments.env}: {error or type(error).__name__}")
@@ -151,7 +176,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def make_agent(arguments: argparse.Namespace) -> Agent:
+def make_agent(arguments: argparse.Namespace, beside: ExitStack) -> Agent:
     if arguments.agent != "model":
         return ScriptedAgent(arguments.agent)
     options = {name: getattr(arguments, name) for name in ("temperature", "window", "max_response_tokens")}
@@ -159,8 +184,20 @@ def make_agent(arguments: argparse.Namespace) -> Agent:
         # A request that hangs leaves its episode the time for another.
         return ChatAgent(OpenAIEngine(arguments.base_url, arguments.model,
                                       request_seconds=arguments.episode_seconds / 2), **options)
+    if arguments.engine == "vllm":
+        policy = load_outline(arguments.model)
+        return ModelAgent(beside.enter_context(closing(vllm_engine(arguments, policy, beside))), policy, **options)
     policy = load_policy(arguments.model)
     return ModelAgent(TransformersEngine(policy), policy, **options)
+
+
+def vllm_engine(arguments: argparse.Namespace, policy: Policy, beside: ExitStack) -> VLLMEngine:
+    """An engine over a server that runs, or over one that is started. Raises EngineError."""
+    folder = Path(beside.enter_context(tempfile.TemporaryDirectory()))  # of the server's log
+    settings = EngineSettings(name="vllm", servers=(arguments.base_url,) if arguments.base_url else (),
+                              python=arguments.vllm_python, arguments=tuple(arguments.vllm_argument))
+    replicas = make_replicas(settings, arguments.model, dtype="auto", max_context=policy.max_context, folder=folder)
+    return connected(VLLMEngine(replicas, policy.end_ids, max_context=policy.max_context))
 
 
 def play_references(panel: Panel, judged: str) -> dict[str, Evaluation]:

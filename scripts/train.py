@@ -15,6 +15,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve whatever runs beside them
 
+from agents.engine import EngineError
 from agents.models import ModelError
 from agents.rollout import RolloutError
 from scripts._display import Console, TrainingDisplay, print_plan, quiet_transformers, setting_help
@@ -72,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         except (SettingsError, ModelError) as error:
             console.error(error)
             return 2
-        except (RunError, RolloutError, FloatingPointError) as error:
+        except (RunError, RolloutError, EngineError, FloatingPointError) as error:
             console.error(error)
             return 1
     return 0

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from agents.server_client import read_address
 from trainers.algorithms import Algorithm, find_algorithm
 from trainers.algorithms.grpo import GRPO
 from trainers.algorithms.modifier import algorithm_name
@@ -151,6 +152,33 @@ class RolloutSettings:
 
 
 @settings
+class EngineSettings:
+    """What samples the responses."""
+
+    name: Literal["transformers", "vllm"] = "transformers"
+    """`transformers` runs in this process and reads the learner's own weights."""
+    in_process: bool = False
+    """vLLM in this process instead of servers; it sleeps while the learner works. For one GPU."""
+    servers: tuple[str, ...] = ()
+    """Addresses of vLLM servers that run already; none named: they are started here and end with the run."""
+    replicas: PositiveInt = 1
+    """Servers to start."""
+    devices: tuple[str, ...] = ()
+    """CUDA_VISIBLE_DEVICES of each server to start, as "1" or "2,3"; instead of `replicas`."""
+    python: str | None = None
+    """Interpreter that has vLLM, to start servers with; None: this one."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of `vllm serve` for what is started here."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """In which vLLM computes; None: `model.dtype`."""
+    transfer: Literal["shared_memory", "nccl"] = "shared_memory"
+    """How new weights come to servers: by a file in the memory of this machine, or from GPU to GPU."""
+    gap_limit: PositiveFloat | None = None
+    """After each sync a fixed text is scored by engine and learner; past this mean difference (nats a token) the run
+    stops. None: 1e-4 in float32, 0.2 in bfloat16, 0.1 in float16."""
+
+
+@settings
 class EvaluationSettings:
     """The panel that success rates are reported on."""
 
@@ -196,6 +224,7 @@ class TrainConfig:
     environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     warm_start: WarmStartSettings = field(default_factory=WarmStartSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     algorithm: Algorithm = field(default_factory=GRPO)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -214,6 +243,16 @@ class TrainConfig:
         if self.rollout.max_staleness and self.rollout.oversampled_tasks:
             raise SettingsError("rollout.oversampled_tasks: where rollouts go on beside the learner "
                                 "(rollout.max_staleness), no batch waits for the longest episodes; set one of them")
+        if self.rollout.max_staleness and self.engine.name == "vllm":
+            raise SettingsError("rollout.max_staleness is for the transformers engine so far: set it to 0 with vLLM")
+        for address in self.engine.servers:
+            try:
+                read_address(address)
+            except ValueError as error:
+                raise SettingsError(f"engine.servers: {error}") from None
+        if self.engine.in_process and (self.engine.servers or self.engine.devices or self.engine.replicas > 1):
+            raise SettingsError("engine.in_process is one vLLM in this process: give no engine.servers, engine.devices "
+                                "or engine.replicas")
         try:
             torch.device(self.model.device or "cpu")
         except RuntimeError as error:

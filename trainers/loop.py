@@ -19,6 +19,7 @@ import torch
 import envs
 from agents.adapters import merge_adapter
 from agents.agent import ModelAgent
+from agents.engine import EngineError
 from agents.models import Policy, load_adapter
 from agents.rollout import Rollout, RolloutError, derive_seed
 from agents.transformers_engine import TransformersEngine
@@ -26,6 +27,7 @@ from envs.core import Task, TextEnv
 from trainers.asynchronous import AsynchronousRollouts
 from trainers.batch import pack
 from trainers.config import TrainConfig
+from trainers.engines import make_engine
 from trainers.evaluation import Evaluation, evaluate, select_panel
 from trainers.gathering import TaskSampler, branch, gather
 from trainers.initial import adapt, initial_policy, read_policy, warm_start
@@ -52,7 +54,8 @@ class Display(Protocol):
 def train(run: Run, display: Display) -> list[Evaluation]:
     """Train `run.config`'s agent, from the newest checkpoint of the run's folder if it holds one.
 
-    Returns the evaluations. KeyboardInterrupt and RolloutError are passed on after a checkpoint of the last whole step.
+    Returns the evaluations. KeyboardInterrupt, RolloutError and EngineError are passed on after a checkpoint of the
+    last whole step.
     """
     config, algorithm = run.config, run.config.algorithm
     if config.run.threads:
@@ -66,8 +69,8 @@ def train(run: Run, display: Display) -> list[Evaluation]:
         done, tasks = state["step"] if state else 0, TaskSampler(training_tasks, config.run.seed)
         tasks.position = state["task_position"] if state else 0
         reached = tasks.progress()
-        engine = TransformersEngine(policy, slots=config.rollout.concurrency,
-                                    max_context=config.rollout.max_context_tokens)
+        engine, sync = make_engine(run, policy)
+        beside.enter_context(closing(engine))
         agent, judged = (make_agent(config, engine, policy, temperature)
                          for temperature in (config.rollout.temperature, config.evaluation.temperature))
         ahead: AsynchronousRollouts | None = None
@@ -77,7 +80,7 @@ def train(run: Run, display: Display) -> list[Evaluation]:
             end = step == 0 or over
             due = end or (config.evaluation.every and step % config.evaluation.every == 0)
             if panel and due and step not in run.evaluated:
-                engine.load({}, version=step)
+                sync(step)
                 samples = (config.evaluation.final_samples if end else None) or config.evaluation.samples
                 evaluations.append(evaluate(rollout, judged, panel, samples=samples, seed=config.evaluation.seed))
                 run.log(step, evaluations[-1].to_json(), "evaluations.jsonl")
@@ -96,9 +99,10 @@ def train(run: Run, display: Display) -> list[Evaluation]:
                 take, progress = ahead.take, ahead.progress
             while not over:
                 step = done + 1
-                engine.load({}, version=step - 1)
+                synced = sync(step - 1)
                 groups, report, sampled = take(step)
                 continuations = branch(config, rollout, agent, groups, step, report)
+                engine.sleep()
                 with holding_interrupts():
                     began = time.perf_counter()
                     scores = replace(learner.score(groups, step - 1), continuations=continuations)
@@ -109,7 +113,7 @@ def train(run: Run, display: Display) -> list[Evaluation]:
                     rolled = rollout_metrics(sampled, len(groups), report, step - 1)
                     update = learner.update(batch, rng, frozen=step <= algorithm.frozen_steps,
                                             staleness=rolled["staleness"])
-                    metrics = {**rolled, **update,
+                    metrics = {**rolled, **update, **synced,
                                "score_seconds": scored - began, "credit_seconds": credited - scored,
                                "update_seconds": time.perf_counter() - credited}
                     run.log(step, metrics)
@@ -123,7 +127,7 @@ def train(run: Run, display: Display) -> list[Evaluation]:
                 evaluate_if_due(step)
                 if over or (config.run.save_every and step % config.run.save_every == 0):
                     save()
-        except (KeyboardInterrupt, RolloutError):
+        except (KeyboardInterrupt, RolloutError, EngineError):
             if done:
                 save()
             raise
@@ -216,7 +220,8 @@ def starting_policy(run: Run, env: TextEnv, display: Display) -> Policy:
             warm_start(config, policy, demonstrations, lambda step, metrics: display.advance(metrics))
         if adapted:
             merge_adapter(policy.model)
-    if config.warm_start.steps or config.model.path == "tiny":
+    unreadable = config.engine.name == "vllm" and config.model.path.endswith(".gguf")
+    if config.warm_start.steps or config.model.path == "tiny" or unreadable:
         run.save_initial(policy)
     return policy
 

@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from agents.adapters import add_adapter
 from agents.tiny import tiny_config
 from trainers.config import LoraSettings, TrainConfig
+from trainers.engines import describe_engine
 from trainers.settings import SettingsError
 
 GIB = 2**30
@@ -30,6 +31,7 @@ def plan(config: TrainConfig) -> Iterator[tuple[str, str]]:
     if config.algorithm.max_generation_batches > 1:
         yield "sampled at most per step", f"{episodes * config.algorithm.max_generation_batches} episodes"
     yield "gradient steps", str(config.run.steps * optimizer.epochs * optimizer.minibatches)
+    yield "engine", describe_engine(config)
     yield "evaluated problems", f"{config.evaluation.episodes} of {config.evaluation.split}"
     model = model_config(config)
     if model is None:

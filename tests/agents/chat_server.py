@@ -46,12 +46,15 @@ class ChatServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, answer):
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, answer, port=0):
+        super().__init__(("127.0.0.1", port), _Handler)
         self.answer, self.lock = answer, threading.Lock()
         self.bodies, self.paths, self.authorizations = [], [], []
         self.opened = self.open = self.now = self.most = 0
         self.given_up = threading.Event()
+
+    def reply(self, number, path, body):
+        return self.answer(number, body)
 
     @property
     def url(self):
@@ -75,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         server = self.server
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "null")
         with server.lock:
             server.now += 1
             server.most = max(server.most, server.now)
@@ -83,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
             server.authorizations.append(self.headers["Authorization"])
             server.bodies.append(body)
             number = len(server.bodies)
-        reply = server.answer(number, body)
+        reply = server.reply(number, self.path, body)
         if reply.wait and select.select([self.connection], [], [], reply.wait)[0]:
             server.given_up.set()  # nothing more is sent on a request's connection: it was closed
             reply = Reply(hang_up=True)
@@ -99,6 +102,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(reply.body)
         self.close_connection = self.close_connection or bool(reply.missing)
+
+    do_GET = do_POST
 
     def log_message(self, *_):
         pass

@@ -7,7 +7,8 @@ from email.utils import formatdate
 
 import pytest
 
-from agents.openai_engine import EngineError, OpenAIEngine
+from agents.engine import EngineError
+from agents.openai_engine import OpenAIEngine
 from agents.rollout import RolloutError
 from tests.agents.chat_server import MESSAGES, Reply, Talk, ask, failed, play, said, serving
 
@@ -125,7 +126,7 @@ def test_an_episode_past_its_deadline_closes_its_request():
 
 
 def test_an_endless_answer_is_an_error(monkeypatch):
-    monkeypatch.setattr("agents.openai_engine.ANSWER_BYTES", 1_000)
+    monkeypatch.setattr("agents.server_client.ANSWER_BYTES", 1_000)
     with serving(lambda *_: Reply(body=b" " * 5_000)) as server, pytest.raises(EngineError, match="more than 1,000"):
         ask(server, patience=0.0)
 
@@ -246,7 +247,7 @@ def test_an_engine_serves_one_event_loop_after_another():
     with serving(lambda *_: said("x")) as server:
         engine = OpenAIEngine(server.url, "m")
         assert [ask(server, engine=engine) for _ in range(3)] == [("x", "stop")] * 3
-        assert not engine._clients  # each was closed with its loop
+        assert not engine._server._clients  # each was closed with its loop
 
 
 def test_evaluating_leaves_the_global_generator_as_it_was():

@@ -132,10 +132,12 @@ def test_what_does_not_exist_is_named(arguments, message, capsys):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--agent", "gold", "--engine", "vllm"], "choose from 'transformers'"),
+    (["--agent", "gold", "--engine", "sglang"], "choose from 'transformers'"),
+    (["--agent", "gold", "--engine", "vllm"], "--engine vllm is for --agent model"),
+    (["--agent", "model", "--model", "m", "--vllm-python", "p"], "are for a vLLM server that is started here"),
     (["--agent", "gold", "--engine", "openai", "--base-url", "http://h/v1"], "--engine openai is for --agent model"),
     (["--agent", "model", "--model", "m", "--engine", "openai"], "--engine openai needs --base-url URL"),
-    (["--agent", "model", "--model", "m", "--base-url", "http://h/v1"], "--engine openai needs --base-url URL"),
+    (["--agent", "model", "--model", "m", "--base-url", "http://h/v1"], "--base-url is for --engine openai"),
     (["--agent", "gold", "--concurrency", "0"], "--concurrency must be at least 1"),
     (["--agent", "model"], "--model PATH"), (["--agent", "gold", "--model", "x"], "--model PATH"),
     (["--agent", "gold", "--samples", "0"], "--samples must be at least 1"),

@@ -1,4 +1,4 @@
-"""`scripts.evaluate --engine openai` evaluates a model behind a server."""
+"""`scripts.evaluate` evaluates a model behind a server: of chat completions, and of token ids."""
 
 import json
 
@@ -9,6 +9,8 @@ import envs
 from rewards.tags import last_block
 from scripts import evaluate
 from tests.agents.chat_server import failed, said, serving
+from tests.agents.fake_vllm import interpreter, serving_vllm
+from tests.agents.policies import random_policy
 from trainers.transcripts import read_trajectories
 
 KEY = "sk-secret-0123456789"
@@ -64,3 +66,29 @@ def test_a_wrong_address_is_an_argument_error(arguments, tmp_path, capsys):
         assert evaluated(server, tmp_path, *arguments) == (2, None)
     shown = capsys.readouterr().err
     assert "the base URL must" in shown and "hush" not in shown and "Traceback" not in shown
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_vllm_server_plays_the_episodes_that_transformers_plays(started, tmp_path):
+    policy = random_policy(max_position_embeddings=512)
+    policy.save(tmp_path / "model")
+
+    def played(name, *engine):
+        path = tmp_path / f"{name}.jsonl"
+        assert evaluate.main(["--env", "turngym/Countdown-v0", "--agent", "model", "--model", str(tmp_path / "model"),
+                              "--episodes", "4", "--samples", "2", "--max-response-tokens", "6",
+                              "--trajectories", str(path), *engine]) == 0
+        return [[turn.response_ids.tolist() for turn in one.turns] for one in read_trajectories(path)]
+    expected = played("transformers")
+    if started:
+        assert played("vllm", "--engine", "vllm", "--vllm-python", interpreter(tmp_path)) == expected
+    else:
+        with serving_vllm(policy) as server:
+            assert played("vllm", "--engine", "vllm", "--base-url", server.url) == expected
+
+
+def test_a_vllm_server_that_does_not_start_ends_the_evaluation_with_its_last_words(tmp_path, capsys):
+    random_policy().save(tmp_path / "model")
+    code = evaluate.main(["--env", "turngym/Countdown-v0", "--agent", "model", "--model", str(tmp_path / "model"),
+                          "--engine", "vllm", "--vllm-python", "/bin/false"])
+    assert code == 1 and "the vLLM server ended while it started" in capsys.readouterr().err

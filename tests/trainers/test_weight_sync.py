@@ -1,0 +1,160 @@
+"""Training on servers: they have the learner's weights at each step, or the run says at once that they have not."""
+
+import threading
+from functools import partial
+
+import psutil
+import pytest
+import torch
+
+from agents.engine import EngineError
+from agents.models import load_policy
+from agents.rollout import RolloutError
+from agents.transformers_engine import TransformersEngine
+from agents.vllm_replica import ServerReplica
+from agents.weight_transfer import SharedMemoryTransfer
+from tests.agents.chat_server import Reply, failed
+from tests.agents.fake_vllm import GENERATE, FakeVLLM, interpreter, serving_vllm
+from tests.trainers.runs import Recorder, go_on, rows, small_config, start, weights
+from trainers import engines
+from trainers.loop import train
+from trainers.run import Run
+from trainers.weight_sync import WeightSync, WeightSyncError
+
+
+def served(folder, **sections):
+    """Settings of a run on two servers that are started for it."""
+    return {"engine": {"name": "vllm", "replicas": 2, "python": interpreter(folder)}, **sections}
+
+
+def children():
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+def test_training_on_servers_is_training_on_the_learners_own_weights(tmp_path):
+    before = children()
+    start(tmp_path / "own", run={"steps": 3})
+    start(tmp_path / "served", run={"steps": 3}, **served(tmp_path))
+    assert children() == before
+    # Servers sum in another order, so that last bits differ; the sampled tokens were the same.
+    assert torch.allclose(weights(tmp_path / "own"), weights(tmp_path / "served"), rtol=0, atol=1e-4)
+    for step, row in enumerate(rows(tmp_path / "served"), 1):
+        assert row["step"] == step and row["sync_gap"] < 1e-5 and row["logprob_gap"] < 1e-5
+    versions = {(row["step"], turn["weight_version"]) for row in rows(tmp_path / "served", "trajectories")
+                for turn in row["turns"]}
+    assert versions == {(1, 0), (2, 1), (3, 2)}
+
+
+def test_a_run_goes_on_when_a_server_dies_in_the_middle_of_a_step(tmp_path, monkeypatch):
+    died = tmp_path / "died"
+    died.touch()
+    monkeypatch.setenv("FAKE_VLLM_DIES_AT", "12")  # of 8 episodes of 2 turns a step, on two servers: in the second
+    monkeypatch.setenv("FAKE_VLLM_DIED", str(died))
+    start(tmp_path / "run", run={"steps": 3}, **served(tmp_path))
+    assert died.read_text() == "yes"
+    assert [(row["step"], row["dropped_groups"]) for row in rows(tmp_path / "run")] == [(1, 0), (2, 0), (3, 0)]
+    assert all(row["logprob_gap"] < 1e-5 for row in rows(tmp_path / "run"))
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A policy's folder, and the settings of runs that start from it."""
+    start(tmp_path / "first", run={"steps": 1})
+    return tmp_path / "first" / "initial"
+
+
+def on_server(folder, tiny, url, **sections):
+    """A run on a server that is there already."""
+    engine = {"name": "vllm", "servers": [url], **sections.pop("engine", {})}
+    return Run.create(folder, small_config(model={"path": str(tiny)}, engine=engine, **sections))
+
+
+class Breaking(Recorder):
+    """After the first step, `broken` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.broken = threading.Event()
+
+    def advance(self, metrics):
+        super().advance(metrics)
+        self.broken.set()
+
+
+@pytest.mark.parametrize("bad", [failed(500), Reply(body=b"garbage"), Reply(hang_up=True),
+                                 Reply(body=b'{"choices": [', missing=50)])
+def test_a_server_that_fails_for_good_ends_the_run_with_a_checkpoint_and_no_false_reward(bad, tiny, tmp_path,
+                                                                                         monkeypatch):
+    monkeypatch.setattr(engines, "ServerReplica", partial(ServerReplica, patience=0.0))
+    display = Breaking()
+    with serving_vllm(load_policy(str(tiny)), lambda _, path, body: bad if display.broken.is_set() and path == GENERATE
+                      else None) as server:
+        run = on_server(tmp_path / "run", tiny, server.url, run={"steps": 3}, rollout={"retries": 0})
+        with pytest.raises(RolloutError, match=r"(?s)all 2 groups failed.*error_engine"):
+            train(run, display)
+        assert [path.name for path in run.checkpoints] == ["step-000001"]
+        assert [row["step"] for row in rows(tmp_path / "run")] == [1]
+        display.broken.clear()
+        go_on(tmp_path / "run")
+    assert [row["step"] for row in rows(tmp_path / "run")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.0.mlp.down_proj.weight", "model.norm.weight"])
+def test_a_sync_that_spoils_a_tensor_is_seen_at_once(name, tiny, tmp_path, monkeypatch):
+    display, prepare = Breaking(), SharedMemoryTransfer.prepare
+
+    def spoiling(self, weights, version):
+        weights = dict(weights)
+        if version == 1:
+            weights[name] = weights[name] + 0.05 * torch.randn_like(weights[name])
+        prepare(self, weights, version)
+    monkeypatch.setattr(SharedMemoryTransfer, "prepare", spoiling)
+    with serving_vllm(load_policy(str(tiny))) as server:
+        run = on_server(tmp_path / "run", tiny, server.url, run={"steps": 3})
+        with pytest.raises(WeightSyncError, match=r"after weights 1 were sent.*more than engine.gap_limit = 0.0001"):
+            train(run, display)
+    assert [path.name for path in run.checkpoints] == ["step-000001"]
+    assert [row["step"] for row in rows(tmp_path / "run")] == [1]
+
+
+def test_weights_that_do_not_arrive_are_seen_at_once(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(FakeVLLM, "update", lambda *_, **__: None)
+    policy = load_policy(str(tiny))
+    with torch.no_grad():
+        policy.model.model.norm.weight.mul_(1.01)
+    with serving_vllm(policy) as server, pytest.raises(WeightSyncError, match="differ by"):
+        train(on_server(tmp_path / "run", tiny, server.url), Recorder())
+
+
+def test_a_growing_gap_is_an_alarm_before_it_ends_the_run(tiny, monkeypatch):
+    policy = load_policy(str(tiny))
+    engine = TransformersEngine(policy)
+    sync = WeightSync(engine, policy, gap_limit=1e-4)
+    assert sync(0)["sync_gap"] == 0.0
+    monkeypatch.setattr(sync, "gap", lambda: 6e-5)
+    with pytest.warns(UserWarning, match="differ by 6e-05 nats a token"):
+        assert sync(1)["sync_gap"] == 6e-5
+    for gap in (2e-4, float("nan"), float("inf")):
+        monkeypatch.setattr(sync, "gap", lambda: gap)  # noqa: B023 (called at once)
+        with pytest.raises(WeightSyncError):
+            sync(2)
+
+
+def test_a_failing_sync_ends_the_run_with_a_checkpoint(tiny, tmp_path):
+    display = Breaking()
+    with serving_vllm(load_policy(str(tiny)), lambda _, path, body: failed(500, "no memory") if display.broken.is_set()
+                      and path == "/update_weights" else None) as server:
+        run = on_server(tmp_path / "run", tiny, server.url, run={"steps": 3})
+        with pytest.raises(EngineError, match=r"version 1 did not reach every replica.*answers 500: 'no memory'"):
+            train(run, display)
+    assert [path.name for path in run.checkpoints] == ["step-000001"]
+
+
+def test_no_server_no_run(tmp_path):
+    with pytest.raises(EngineError, match="ended while it started"):
+        start(tmp_path / "run", engine={"name": "vllm", "python": "/bin/false"})
+
+
+def test_an_engine_of_the_learners_own_weights_needs_no_check(tmp_path):
+    start(tmp_path / "run")
+    assert all("sync_gap" not in row for row in rows(tmp_path / "run"))
