@@ -24,11 +24,11 @@ SENTENCE = re.compile(r"\S[^.\n]*[.\n]?\s?")
 
 
 def make_tiny_policy(env: TextEnv, texts: Iterable[str], *, vocabulary: int = 512, hidden_size: int = 192,
-                     layers: int = 4, max_context: int = 1024, seed: int = 0) -> Policy:
+                     head_size: int = 16, layers: int = 4, max_context: int = 1024, seed: int = 0) -> Policy:
     """An untrained Qwen3 whose tokenizer was trained on `texts` (what is said in `env`). The same arguments give the
     same policy."""
     tokenizer = train_tokenizer(texts, vocabulary, fixed=SENTENCE.findall(env.system_prompt))
-    config = tiny_config(len(tokenizer), hidden_size, layers, max_context)
+    config = tiny_config(len(tokenizer), hidden_size, layers, max_context, head_size)
     config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -39,14 +39,15 @@ def make_tiny_policy(env: TextEnv, texts: Iterable[str], *, vocabulary: int = 51
     return Policy(prepare(model.float()), tokenizer)
 
 
-def tiny_config(vocabulary: int, hidden_size: int, layers: int, max_context: int = 1024) -> Qwen3Config:
+def tiny_config(vocabulary: int, hidden_size: int, layers: int, max_context: int = 1024,
+                head_size: int = 16) -> Qwen3Config:
     """The architecture of a tiny policy.
 
     Small heads, weights of unit gain and fast rotary frequencies are meant to help copying, the first thing that it
     must learn: what to copy is found by what stands beside it. Queries and keys are normalised, which bears a large
     learning rate.
     """
-    heads = max(1, hidden_size // 16)
+    heads = max(1, hidden_size // head_size)
     return Qwen3Config(
         vocab_size=vocabulary, hidden_size=hidden_size, intermediate_size=hidden_size * 8 // 3 // 16 * 16,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads, head_dim=hidden_size // heads,

@@ -73,7 +73,9 @@ class ModelSettings:
     device: str | None = None
     """None: a GPU where there is one."""
     hidden_size: PositiveInt = 192
-    """Of a tiny policy; a multiple of 16."""
+    """Of a tiny policy; a multiple of 16 and of `head_size`."""
+    head_size: PositiveInt = 16
+    """Of a tiny policy's attention; vLLM computes with 32 and more."""
     layers: PositiveInt = 4
     """Of a tiny policy."""
     vocabulary: PositiveInt = 512
@@ -257,8 +259,12 @@ class TrainConfig:
             torch.device(self.model.device or "cpu")
         except RuntimeError as error:
             raise SettingsError(f"model.device {self.model.device!r} names no device: {error}") from None
-        if self.model.path == "tiny" and self.model.hidden_size % 16:
-            raise SettingsError(f"model.hidden_size must be a multiple of 16, got {self.model.hidden_size}")
+        if self.model.path == "tiny" and (self.model.hidden_size % 16 or self.model.hidden_size % self.model.head_size):
+            raise SettingsError(f"model.hidden_size must be a multiple of 16 and of model.head_size = "
+                                f"{self.model.head_size}, got {self.model.hidden_size}")
+        if self.model.path == "tiny" and self.engine.name == "vllm" and self.model.head_size < 32:
+            raise SettingsError(f"vLLM computes no attention with heads below 32: set model.head_size = 32, got "
+                                f"{self.model.head_size}")
         if self.model.path == "tiny" and self.model.vocabulary < 300:
             raise SettingsError("model.vocabulary must be at least 300 (all bytes and the environment's own texts), "
                                 f"got {self.model.vocabulary}")

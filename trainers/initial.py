@@ -32,7 +32,7 @@ def initial_policy(config: TrainConfig, env: TextEnv) -> Policy:
         raise SettingsError(f"{error}, which a tiny policy's tokenizer is trained on: write gold(), or name a model "
                             "with model.path") from error
     policy = make_tiny_policy(env, texts, vocabulary=config.model.vocabulary, hidden_size=config.model.hidden_size,
-                              layers=config.model.layers, seed=config.run.seed)
+                              head_size=config.model.head_size, layers=config.model.layers, seed=config.run.seed)
     policy.model.to(config.model.device or ("cuda" if torch.cuda.is_available() else "cpu"),
                     getattr(torch, config.model.dtype))
     return replace(policy, autocast=config.model.autocast)

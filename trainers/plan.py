@@ -71,7 +71,8 @@ def plan(config: TrainConfig) -> Iterator[tuple[str, str]]:
 def model_config(config: TrainConfig) -> PretrainedConfig | None:
     """The architecture of the run's model; None where it cannot be read on this machine."""
     if config.model.path == "tiny":
-        return tiny_config(config.model.vocabulary, config.model.hidden_size, config.model.layers)
+        return tiny_config(config.model.vocabulary, config.model.hidden_size, config.model.layers,
+                           head_size=config.model.head_size)
     try:
         return AutoConfig.from_pretrained(config.model.path, local_files_only=True)
     except (OSError, ValueError):

@@ -78,7 +78,11 @@ def test_overrides_stand_above_the_file(tmp_path):
     ("[algorithm]\nkl_coefficient = -0.1", "algorithm.kl_coefficient"), ("[rollout]\nwindow = 0", "rollout.window"),
     ("[evaluation]\nepisodes = -1", "evaluation.episodes"), ("[environment]\noptions = []", "environment.options"),
     ("[model]\ndevice = 'gpu'", "model.device 'gpu' names no device"), ("[model]\ndtype = 'fp32'", "model.dtype"),
-    ("[model]\nhidden_size = 40", "model.hidden_size must be a multiple of 16, got 40"),
+    ("[model]\nhidden_size = 40", "model.hidden_size must be a multiple of 16 and of model.head_size = 16, got 40"),
+    ("[engine]\nname = 'vllm'", "set model.head_size = 32, got 16"),
+    ("[engine]\nname = 'vlm'", "engine.name: Input should be 'transformers' or 'vllm'"),
+    ("[engine]\nservers = ['10.0.0.1:8000']", "engine.servers: the base URL must be an address"),
+    ("[engine]\nin_process = true\nreplicas = 2", "engine.in_process is one vLLM in this process"),
     ("[model]\nvocabulary = 299", "model.vocabulary must be at least 300"),
     ("[rollout]\ngroup_size = 2\ntasks_per_step = 2\n[optimizer]\nminibatches = 5", "more than the 4 episodes")])
 def test_a_wrong_setting_is_refused_by_name(content, message, tmp_path):

@@ -24,7 +24,7 @@ ENGINES, RATES = "engines", "rates"
 OFF_POLICY = "--optimizer.epochs 4 --optimizer.learning_rate 0.1"
 WARM = "--warm_start.steps 2 --warm_start.batch_size 2"
 SKILLS = f"{WARM} --warm_start.skills {FOLDER / 'countdown.toml'}"
-VLLM = "--engine.name vllm"
+VLLM = "--model.head_size 32 --engine.name vllm"
 KL = "--algorithm.kl_coefficient 0.5 --optimizer.epochs 3"
 SUM = "--algorithm.aggregation sequence_mean_token_sum_norm --algorithm.aggregation_length 7"
 LORA = "--model.lora.rank 2"
@@ -52,7 +52,8 @@ SETTINGS = {
     "warm_start.batch_size": ("1", NUMBERS, WARM),
     "warm_start.first_token_weight": ("3.0", NUMBERS, WARM),
     "warm_start.optimizer": ("adamw", NUMBERS, WARM), "warm_start.learning_rate": ("0.01", NUMBERS, WARM),
-    "engine.name": ("vllm", PLAN, ""), "engine.in_process": ("true", PLAN, VLLM),
+    "model.head_size": ("8", NUMBERS, ""), "engine.name": ("vllm", PLAN, "--model.head_size 32"),
+    "engine.in_process": ("true", PLAN, VLLM),
     "engine.servers": ('["http://a:1"]', PLAN, VLLM), "engine.replicas": ("2", PLAN, VLLM),
     "engine.devices": ('["0"]', PLAN, VLLM), "engine.python": ("other", PLAN, VLLM),
     "engine.arguments": ('["--enforce-eager"]', PLAN, VLLM), "engine.dtype": ("bfloat16", PLAN, VLLM),

@@ -178,7 +178,7 @@ def test_in_this_process_it_is_the_same_engine(tmp_path):
 
 def countdown(folder, steps=3, **sections):
     return Run.create(folder, build_config({
-        "environment": {"id": "turngym/Countdown-v0"}, "evaluation": {"episodes": 0},
+        "environment": {"id": "turngym/Countdown-v0"}, "evaluation": {"episodes": 0}, "model": {"head_size": 32},
         "engine": {"name": "vllm", "python": PYTHON, "arguments": FURTHER},
         "rollout": {"tasks_per_step": 2, "group_size": 4, "max_response_tokens": 24, "max_context_tokens": 512,
                     "concurrency": 8}, "run": {"steps": steps, "log_trajectories": 100}, **sections}))

@@ -24,7 +24,8 @@ from trainers.weight_sync import WeightSync, WeightSyncError
 
 def served(folder, **sections):
     """Settings of a run on two servers that are started for it."""
-    return {"engine": {"name": "vllm", "replicas": 2, "python": interpreter(folder)}, **sections}
+    return {"engine": {"name": "vllm", "replicas": 2, "python": interpreter(folder)}, "model": {"head_size": 32},
+            **sections}
 
 
 def children():
@@ -33,7 +34,7 @@ def children():
 
 def test_training_on_servers_is_training_on_the_learners_own_weights(tmp_path):
     before = children()
-    start(tmp_path / "own", run={"steps": 3})
+    start(tmp_path / "own", run={"steps": 3}, model={"head_size": 32})
     start(tmp_path / "served", run={"steps": 3}, **served(tmp_path))
     assert children() == before
     # Servers sum in another order, so that last bits differ; the sampled tokens were the same.
@@ -87,8 +88,11 @@ def test_a_server_that_fails_for_good_ends_the_run_with_a_checkpoint_and_no_fals
                                                                                          monkeypatch):
     monkeypatch.setattr(engines, "ServerReplica", partial(ServerReplica, patience=0.0))
     display = Breaking()
-    with serving_vllm(load_policy(str(tiny)), lambda _, path, body: bad if display.broken.is_set() and path == GENERATE
-                      else None) as server:
+
+    def fault(_, path, body):
+        sampling = path == GENERATE and "prompt_logprobs" not in body["sampling_params"]
+        return bad if sampling and display.broken.is_set() else None
+    with serving_vllm(load_policy(str(tiny)), fault) as server:
         run = on_server(tmp_path / "run", tiny, server.url, run={"steps": 3}, rollout={"retries": 0})
         with pytest.raises(RolloutError, match=r"(?s)all 2 groups failed.*error_engine"):
             train(run, display)
@@ -99,7 +103,8 @@ def test_a_server_that_fails_for_good_ends_the_run_with_a_checkpoint_and_no_fals
     assert [row["step"] for row in rows(tmp_path / "run")] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.0.mlp.down_proj.weight", "model.norm.weight"])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.0.mlp.down_proj.weight",
+                                  "model.norm.weight"])
 def test_a_sync_that_spoils_a_tensor_is_seen_at_once(name, tiny, tmp_path, monkeypatch):
     display, prepare = Breaking(), SharedMemoryTransfer.prepare
 
@@ -152,7 +157,7 @@ def test_a_failing_sync_ends_the_run_with_a_checkpoint(tiny, tmp_path):
 
 def test_no_server_no_run(tmp_path):
     with pytest.raises(EngineError, match="ended while it started"):
-        start(tmp_path / "run", engine={"name": "vllm", "python": "/bin/false"})
+        start(tmp_path / "run", engine={"name": "vllm", "python": "/bin/false"}, model={"head_size": 32})
 
 
 def test_an_engine_of_the_learners_own_weights_needs_no_check(tmp_path):
