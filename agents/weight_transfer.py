@@ -70,7 +70,7 @@ class AdapterTransfer:
         self._folder = _shared_folder()
 
     def prepare(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        self._policy.model.save_pretrained(str(self._folder))
+        self._policy.save(self._folder)
 
     async def send(self, replica: Replica) -> None:
         await replica.load_adapter(str(self._folder))

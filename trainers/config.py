@@ -252,6 +252,8 @@ class TrainConfig:
                 read_address(address)
             except ValueError as error:
                 raise SettingsError(f"engine.servers: {error}") from None
+        if self.engine.name == "vllm" and self.model.lora.rank > 512:
+            raise SettingsError(f"vLLM takes no adapter of a rank above 512: model.lora.rank is {self.model.lora.rank}")
         if self.engine.in_process and (self.engine.servers or self.engine.devices or self.engine.replicas > 1):
             raise SettingsError("engine.in_process is one vLLM in this process: give no engine.servers, engine.devices "
                                 "or engine.replicas")

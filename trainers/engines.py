@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from agents.adapters import has_adapter
 from agents.engine import Engine
 from agents.models import Policy
 from agents.transformers_engine import TransformersEngine
@@ -18,7 +19,7 @@ from trainers.run import Run
 from trainers.weight_sync import WeightSync
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM reserves room for."""
+"""Room that vLLM can reserve for an adapter's rank."""
 GAP_LIMITS = {"float32": 1e-4, "bfloat16": 0.2, "float16": 0.1}
 """Nats a token, by the lower of both sides' precisions."""
 
@@ -33,10 +34,11 @@ def make_engine(run: Run, policy: Policy) -> tuple[Engine, WeightSync]:
     dtype = settings.dtype or config.model.dtype
     max_context = min(config.rollout.max_context_tokens or policy.max_context, policy.max_context)
     model = str(run.initial if run.initial.exists() else config.model.path)
-    adapters = getattr(policy.model, "peft_config", {})
-    ranks = [rank for rank in LORA_RANKS if all(rank >= adapter.r for adapter in adapters.values())]
+    arguments = []
+    if rank := config.model.lora.rank:
+        arguments = ["--enable-lora", "--max-lora-rank", str(min(room for room in LORA_RANKS if room >= rank))]
     replicas = make_replicas(settings, model, dtype=dtype, max_context=max_context, folder=run.folder,
-                             arguments=["--enable-lora", "--max-lora-rank", str(ranks[0])] if adapters else [])
+                             arguments=arguments)
     engine = connected(VLLMEngine(replicas, policy.end_ids, max_context=max_context, shares_gpu=settings.in_process,
                                   transfer=make_transfer(settings, policy, dtype)))
     return engine, WeightSync(engine, policy, gap_limit=gap_limit(config))
@@ -70,8 +72,8 @@ def describe_engine(config: TrainConfig) -> str:
 
 def gap_limit(config: TrainConfig) -> float:
     """The gap after a sync past which a run stops, in nats a token."""
-    found = (GAP_LIMITS[config.engine.dtype or config.model.dtype], GAP_LIMITS[config.model.dtype])
-    return config.engine.gap_limit or max(found)
+    learner = "bfloat16" if config.model.autocast else config.model.dtype
+    return config.engine.gap_limit or max(GAP_LIMITS[learner], GAP_LIMITS[config.engine.dtype or config.model.dtype])
 
 
 def make_replicas(settings: EngineSettings, model: str, *, dtype: str, max_context: int, folder: Path,
@@ -93,7 +95,7 @@ def make_replicas(settings: EngineSettings, model: str, *, dtype: str, max_conte
 
 def make_transfer(settings: EngineSettings, policy: Policy, dtype: str) -> WeightTransfer:
     """How weights in `dtype`, or the policy's adapter alone, come to the replicas."""
-    if getattr(policy.model, "peft_config", None):
+    if has_adapter(policy.model):
         return AdapterTransfer(policy)
     precision = getattr(torch, dtype)
     return NCCLTransfer(precision) if settings.transfer == "nccl" and not settings.in_process \

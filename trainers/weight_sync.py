@@ -58,6 +58,7 @@ class WeightSync:
 
     def gap(self) -> float:
         """The mean difference on the fixed text, of the replica where it is largest."""
-        learner = score_sequences(self._policy.model, [self._probe])[0]
+        with self._policy.precision():
+            learner = score_sequences(self._policy.model, [self._probe])[0]
         return max(float(np.abs(found - learner)[1:].mean())
                    for found in self._engine.score([self._probe] * self._engine.replica_count))
