@@ -19,7 +19,7 @@ import torch
 import envs
 from agents.adapters import merge_adapter
 from agents.agent import ModelAgent
-from agents.engine import EngineError
+from agents.engine import Engine, EngineError
 from agents.models import Policy, load_adapter
 from agents.rollout import Rollout, RolloutError, derive_seed
 from agents.transformers_engine import TransformersEngine
@@ -163,7 +163,7 @@ def make_rollout(config: TrainConfig, **options: Any) -> Rollout:
                    environment_seconds=settings.environment_seconds)
 
 
-def make_agent(config: TrainConfig, engine: TransformersEngine, policy: Policy, temperature: float) -> ModelAgent:
+def make_agent(config: TrainConfig, engine: Engine, policy: Policy, temperature: float) -> ModelAgent:
     """The run's agent, sampling at this temperature."""
     return ModelAgent(engine, policy, temperature=temperature, window=config.rollout.window,
                       max_response_tokens=config.rollout.max_response_tokens)

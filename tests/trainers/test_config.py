@@ -1,6 +1,7 @@
 """A config file and overrides become one checked config, which reads back equal."""
 
 import math
+from functools import reduce
 
 import pytest
 
@@ -80,6 +81,8 @@ def test_overrides_stand_above_the_file(tmp_path):
     ("[model]\ndevice = 'gpu'", "model.device 'gpu' names no device"), ("[model]\ndtype = 'fp32'", "model.dtype"),
     ("[model]\nhidden_size = 40", "model.hidden_size must be a multiple of 16 and of model.head_size = 16, got 40"),
     ("[engine]\nname = 'vllm'", "set model.head_size = 32, got 16"),
+    ("[engine]\nname = 'vllm'\n[model]\nhead_size = 32\n[rollout]\nmax_staleness = 1", "for the transformers engine"),
+    ("[engine]\nname = 'vllm'\n[model]\nhead_size = 32\n[model.lora]\nrank = 513", "model.lora.rank is 513"),
     ("[engine]\nname = 'vlm'", "engine.name: Input should be 'transformers' or 'vllm'"),
     ("[engine]\nservers = ['10.0.0.1:8000']", "engine.servers: the base URL must be an address"),
     ("[engine]\nin_process = true\nreplicas = 2", "engine.in_process is one vLLM in this process"),
@@ -136,8 +139,8 @@ def test_a_users_algorithm_reads_back_equal(mine, tmp_path):
 def test_the_written_config_names_every_setting_that_is_not_none():
     written = config_dict(TrainConfig())
     for name in setting_names(TrainConfig):
-        section, key = name.split(".")
-        assert key in written[section]
+        *sections, key = name.split(".")
+        assert key in reduce(dict.__getitem__, sections, written)
 
 
 @pytest.mark.parametrize("name, nearest", [
