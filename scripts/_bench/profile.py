@@ -14,7 +14,8 @@ from scripts._bench.child import ROOT
 
 INTERVAL = 0.003
 ROOMS = ("envs", "rewards", "agents", "trainers", "scripts", "tests")
-PHASES = {("loop.py", "gather"): "rollout", ("loop.py", "branch"): "rollout", ("learner.py", "score"): "scoring",
+PHASES = {("gathering.py", "gather"): "rollout", ("gathering.py", "branch"): "rollout",
+          ("learner.py", "score"): "scoring",
           ("learner.py", "update"): "update", ("run.py", "log"): "logging", ("run.py", "append"): "logging",
           ("run.py", "save"): "saving"}
 """Functions of trainers/ that begin a phase; what is in none of them is `credit`, packing included."""
