@@ -209,7 +209,7 @@ class ScienceWorld(TextEnv):
 
     def random_action(self, rng: np.random.Generator) -> str:
         """One of the forms of actions, each as likely, about objects in sight; while a question is open, a number. The
-        list of valid actions would take ten times as long as a step."""
+        list of valid actions would take four times as long."""
         self._ensure_world()
         if self._choices:
             return f"<action>{pick(rng, self._choices)}</action>"
