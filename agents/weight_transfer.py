@@ -1,10 +1,12 @@
 """How new weights reach vLLM: a file in shared memory, NCCL between GPUs, or a LoRA adapter's folder."""
 
 import asyncio
+import fcntl
 import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -40,14 +42,14 @@ class SharedMemoryTransfer:
     def __init__(self, dtype: torch.dtype):
         """`dtype`: what the servers compute in."""
         self._dtype = dtype
-        self._folder = _shared_folder()
-        self._file = self._folder / "none"
+        self._folder = SharedFolder()
+        self._file = self._folder.path / "none"
         self._version = ""
 
     def prepare(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         tensors = {name: tensor.detach().to("cpu", self._dtype).contiguous() for name, tensor in untied(weights)}
         previous, self._version = self._file, str(version)
-        self._file = self._folder / f"weights-{version}.safetensors"
+        self._file = self._folder.path / f"weights-{version}.safetensors"
         save_file(tensors, self._file, metadata={"version": self._version})
         if previous != self._file:
             previous.unlink(missing_ok=True)
@@ -59,7 +61,7 @@ class SharedMemoryTransfer:
         pass
 
     def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
 
 class AdapterTransfer:
@@ -67,19 +69,19 @@ class AdapterTransfer:
 
     def __init__(self, policy: Policy):
         self._policy = policy
-        self._folder = _shared_folder()
+        self._folder = SharedFolder()
 
     def prepare(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        self._policy.save(self._folder)
+        self._policy.save(self._folder.path)
 
     async def send(self, replica: Replica) -> None:
-        await replica.load_adapter(str(self._folder))
+        await replica.load_adapter(str(self._folder.path))
 
     def forget(self, replica: Replica) -> None:
         pass
 
     def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
 
 class NCCLTransfer:
@@ -148,8 +150,22 @@ def untied(weights: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]
     return [(name, weights[name]) for name in first.values()]
 
 
-def _shared_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="turngym-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
+class SharedFolder:
+    """A folder in shared memory. One whose process was killed is removed by the next that makes one here."""
+
+    def __init__(self):
+        root = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+        for lock in root.glob("turngym-weights-*/lock"):
+            with suppress(OSError), open(lock) as file:  # the lock is held as long as its process lives
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+        self.path = Path(tempfile.mkdtemp(prefix="turngym-weights-", dir=root))
+        self._lock = open(self.path / "lock", "w")  # noqa: SIM115 (held until close)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
 
 
 def _own_address(url: str) -> tuple[str, int]:
