@@ -62,18 +62,20 @@ class Policy:
         """The context in which the model is read, by engine and learner alike: they are then one policy."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, weights: dict[str, torch.Tensor] | None = None) -> None:
         """Write model and tokenizer in transformers' format; of a model with an adapter the adapter alone, in peft's.
+
+        `weights`: the model's, by name, where it does not hold the whole of them.
         """
         Path(folder).mkdir(parents=True, exist_ok=True)
         if has_adapter(self.model):
             # Not by the model itself, which would ask the hub each time whether the base is there.
-            weights = get_peft_model_state_dict(self.model, adapter_name=NAME, save_embedding_layers=False)
-            save_file({f"base_model.model.{name}": tensor.contiguous() for name, tensor in weights.items()},
+            adapter = get_peft_model_state_dict(self.model, weights, adapter_name=NAME, save_embedding_layers=False)
+            save_file({f"base_model.model.{name}": tensor.contiguous() for name, tensor in adapter.items()},
                       Path(folder) / ADAPTER_WEIGHTS)
             self.model.peft_config[NAME].save_pretrained(str(folder))
         else:
-            self.model.save_pretrained(folder)
+            self.model.save_pretrained(folder, state_dict=weights)
         self.tokenizer.save_pretrained(folder)
 
 

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -34,9 +35,10 @@ def final_hidden(model: PreTrainedModel, rows: Rows, *, recompute: bool = False)
         near = True if window is None else positions[:, :, None] - positions[:, None] < window
         return (visible & near)[:, None]
 
+    whole = model if isinstance(model, FSDPModule) else model.base_model  # see `trainers.distributed.shard`
     with _recomputed_layers(model) if recompute else nullcontext():
-        output = model.base_model(input_ids=rows.token_ids.to(model.device), position_ids=positions, use_cache=False,
-                                  attention_mask=None if visible is None else attention_masks(model, seen))
+        output = whole(input_ids=rows.token_ids.to(model.device), position_ids=positions, use_cache=False,
+                       attention_mask=None if visible is None else attention_masks(model, seen))
     return output.last_hidden_state.flatten(0, 1)
 
 

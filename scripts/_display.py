@@ -85,6 +85,25 @@ class TrainingDisplay:
             self._bar = None
 
 
+class SilentDisplay:
+    """The `Display` of a rank that shows nothing, beside the one that does."""
+
+    def __enter__(self) -> "SilentDisplay":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def phase(self, name: str, total: int, done: int = 0) -> None:
+        pass
+
+    def advance(self, metrics: dict[str, float]) -> None:
+        pass
+
+    def evaluation(self, title: str, evaluation: Evaluation) -> None:
+        pass
+
+
 def print_plan(console: Console, config: TrainConfig, rows: list[tuple[str, str]]) -> None:
     """The resolved config as TOML and the plan as a table."""
     console.out.print(config_toml(config), markup=False, soft_wrap=True)

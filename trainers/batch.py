@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from agents.packing import token_parts
 from agents.trajectory import Group, Trajectory, starts_with
 from trainers.credit import Credit
 from trainers.loss import Counts
@@ -71,15 +70,10 @@ class Batch:
         return replace(self, **per_token, sequence_lengths=self.sequence_lengths[at[starts]],
                        extra={name: values[at] for name, values in self.extra.items()})
 
-    def parts(self, max_tokens: int) -> Iterator["Batch"]:
-        """Micro-batches of whole trajectories, at most `max_tokens` tokens each (or one longer trajectory).
-
-        Trajectories without a trained token are left out: they change nothing.
-        """
+    def trained_trajectories(self) -> tuple[np.ndarray, np.ndarray]:
+        """The trajectories with a trained token, and how many tokens each has. # int64 [trajectories] each"""
         wanted = np.unique(self.trajectory_index[self.trained])
-        lengths = np.bincount(self.trajectory_index)[wanted] if len(wanted) else []
-        for part in token_parts(lengths, max_tokens):
-            yield self.select(wanted[part])
+        return wanted, np.bincount(self.trajectory_index, minlength=1)[wanted]
 
     def apart(self) -> tuple["Batch", "Batch"]:
         """The trajectories with an advantage at any token, and those without."""
@@ -89,7 +83,7 @@ class Batch:
     def minibatches(self, count: int, rng: np.random.Generator) -> Iterator["Batch"]:
         """`count` disjoint parts of nearly equally many trajectories, drawn at random; one is the batch as it is.
 
-        There are always `count`, some of them empty where there are fewer trajectories: ranks take equally many steps.
+        Some are empty where there are fewer trajectories.
         """
         trajectories = np.unique(self.trajectory_index)
         if count == 1:

@@ -217,6 +217,8 @@ class RunSettings:
     """Trajectories written to the run folder per step."""
     threads: PositiveInt | None = None
     """Of torch on the CPU; None: one per core."""
+    ranks: PositiveInt | None = None
+    """Processes that the plan of `--dry-run` is worked out for; None: as many as there are. Torchrun starts them."""
 
 
 @dataclass(frozen=True, kw_only=True)

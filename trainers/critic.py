@@ -26,7 +26,9 @@ from agents.packing import pack_rows
 from agents.scoring import can_share, final_hidden
 from agents.trajectory import Group
 from trainers.batch import Batch, pack_uncredited, per_turn
-from trainers.gradients import sum_gradients, sum_over_ranks
+from trainers.checkpoint import load_outline, named_tensors, optimizer_outline, optimizer_tensors
+from trainers.distributed import clip_gradients, micro_batches, read_batch, shard
+from trainers.ranks import gather
 from trainers.settings import settings
 
 
@@ -40,10 +42,13 @@ class Critic(Protocol):
         """Learn from a batch, before the policy does; returns metrics."""
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
+        """What the next step depends on beside `tensors`, the same on every rank."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()`."""
+        """Continue from `state()`; the values of `tensors` are loaded on their own."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the next step depends on, by name, where it is sharded over the ranks."""
 
 
 @settings
@@ -130,9 +135,10 @@ class NetworkCritic:
 
     def __init__(self, policy: Policy, settings: CriticSettings, optimizer: Any):
         """`optimizer`: the policy's `OptimizerSettings`; all but kind, learning rate and schedule holds here too."""
-        self.network: PreTrainedModel = copy.deepcopy(policy.model.base_model)
+        self.network: PreTrainedModel = shard(copy.deepcopy(policy.model.base_model))
         size = policy.model.config.get_text_config().hidden_size
-        self.head = (HLGaussHead if settings.head == "hl_gauss" else ScalarHead)(size, settings).to(policy.device)
+        head = (HLGaussHead if settings.head == "hl_gauss" else ScalarHead)(size, settings)
+        self.head = shard(head.to(policy.device))
         self.policy, self.settings = policy, optimizer
         self.parameters = [p for p in [*self.network.parameters(), *self.head.parameters()] if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=settings.learning_rate, fused=True,
@@ -142,9 +148,8 @@ class NetworkCritic:
     @torch.no_grad()
     def values(self, groups: Sequence[Group]) -> list[list[list[np.ndarray]]]:
         batch = pack_uncredited(groups)
-        parts = [self.head.decode(self._outputs(part)).cpu().numpy()
-                 for part in batch.parts(self.settings.micro_batch_tokens)]
-        return per_turn(groups, np.concatenate([*parts, np.zeros(0, np.float32)]))
+        return per_turn(groups, read_batch(batch, self.settings.micro_batch_tokens,
+                                           lambda part: self.head.decode(self._outputs(part)).cpu().numpy()))
 
     def update(self, batch: Batch, rng: np.random.Generator) -> dict[str, float]:
         nothing = np.zeros(len(batch.token_ids), np.float32)  # where no trajectory is trained on
@@ -159,12 +164,14 @@ class NetworkCritic:
                 "value_error": float(np.sqrt(np.mean((targets - values) ** 2)))}
 
     def state(self) -> dict[str, Any]:
-        return {"network": self.network.state_dict(), "head": self.head.state_dict(),
-                "optimizer": self.optimizer.state_dict()}
+        return {"optimizer": optimizer_outline(self.optimizer)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        for part in ("network", "head", "optimizer"):
-            getattr(self, part).load_state_dict(state[part])
+        load_outline(self.optimizer, state["optimizer"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        return named_tensors(self.network, "critic.network") | named_tensors(self.head, "critic.head") | \
+            optimizer_tensors(self.optimizer, "critic.optimizer")
 
     def _outputs(self, batch: Batch) -> Tensor:
         """The head's outputs in the states before the trained tokens. # float32 [trained, outputs]"""
@@ -176,21 +183,20 @@ class NetworkCritic:
 
     def _gradient_step(self, batch: Batch) -> float:
         """One step on the batch, unless it holds nothing to learn from; its loss before the step."""
-        total, = sum_over_ranks(float(batch.extra["value_weights"].sum()), device=self.network.device)
+        total = float(batch.extra["value_weights"].sum())
         if total == 0:
             return math.nan
         self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
-        for part in batch.parts(self.settings.micro_batch_tokens):
+        for part, counted in micro_batches(batch, self.settings.micro_batch_tokens):
             returns, weights, old = (torch.from_numpy(part.extra[name][part.trained]).to(self.network.device)
                                      for name in ("value_targets", "value_weights", "values"))
-            share = (weights * self.head.loss(self._outputs(part), returns, old)).sum() / total
+            share = counted * (weights * self.head.loss(self._outputs(part), returns, old)).sum() / total
             share.backward()
             loss += float(share.detach())
-        sum_gradients(self.parameters)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_gradient_norm)
-        if not torch.isfinite(norm):
-            raise FloatingPointError(f"the critic's loss is {loss}, its gradient's norm {float(norm)}; its weights are "
-                                     "those before this step")
+        norm = clip_gradients(self.parameters, self.settings.max_gradient_norm)
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the critic's loss is {loss}, its gradient's norm {norm}; its weights are those "
+                                     "before this step")
         self.optimizer.step()
-        return sum_over_ranks(loss, device=self.network.device)[0]
+        return sum(gather(loss))

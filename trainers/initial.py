@@ -11,8 +11,10 @@ from agents.adapters import add_adapter
 from agents.models import ModelError, Policy, load_policy
 from agents.rollout import Rollout, derive_seed
 from agents.tiny import make_tiny_policy
+from agents.trajectory import Trajectory
 from envs.core import TextEnv
 from trainers.config import TrainConfig
+from trainers.ranks import from_leader
 from trainers.settings import SettingsError
 from trainers.supervised import fine_tune_policy, gold_texts, gold_trajectories, told
 
@@ -60,14 +62,17 @@ def warm_start(config: TrainConfig, policy: Policy, demonstrations: Rollout,
                on_step: Callable[[int, dict[str, float]], None]) -> None:
     """Fine-tune `policy` on the gold solutions that the `demonstrations` rollout's environment gives."""
     settings, seed = config.warm_start, config.run.seed
-    with closing(demonstrations.make_env()) as env:
-        count = min(settings.demonstrations, config.environment.tasks or settings.demonstrations)
-        tasks = env.tasks(config.environment.split)[:count]
-    trajectories = gold_trajectories(demonstrations, policy, tasks, derive_seed(seed, "demonstrations"),
-                                     window=config.rollout.window)
-    trajectories = told(policy, trajectories, derive_seed(seed, "told"), skill_share=settings.skill_share,
-                        feedback_share=settings.feedback_share, skills=settings.skills)
-    fine_tune_policy(policy, trajectories, steps=settings.steps, batch_size=settings.batch_size,
+
+    def demonstrate() -> list[Trajectory]:
+        with closing(demonstrations.make_env()) as env:
+            count = min(settings.demonstrations, config.environment.tasks or settings.demonstrations)
+            tasks = env.tasks(config.environment.split)[:count]
+        trajectories = gold_trajectories(demonstrations, policy, tasks, derive_seed(seed, "demonstrations"),
+                                         window=config.rollout.window)
+        return told(policy, trajectories, derive_seed(seed, "told"), skill_share=settings.skill_share,
+                    feedback_share=settings.feedback_share, skills=settings.skills)
+
+    fine_tune_policy(policy, from_leader(demonstrate), steps=settings.steps, batch_size=settings.batch_size,
                      learning_rate=settings.learning_rate, optimizer=settings.optimizer, seed=seed, on_step=on_step,
                      first_token_weight=settings.first_token_weight,
                      micro_batch_tokens=config.optimizer.micro_batch_tokens, row_tokens=config.optimizer.row_tokens,

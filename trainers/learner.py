@@ -5,26 +5,27 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from transformers import PreTrainedModel
 
 from agents.adapters import has_adapter, without_adapter
 from agents.models import Policy
 from agents.packing import pack_rows
-from agents.scoring import can_share, check_model, final_hidden, score_sequences, token_logprobs
+from agents.scoring import can_share, check_model, final_hidden, token_logprobs
 from agents.trajectory import Group
 from trainers.algorithms import Algorithm, Scores
 from trainers.algorithms.base import PerTurn
 from trainers.batch import Batch, by_turn, pack_uncredited, per_turn
-from trainers.gradients import sum_gradients, sum_over_ranks
+from trainers.checkpoint import load_outline, named_tensors, optimizer_outline, optimizer_tensors
+from trainers.distributed import clip_gradients, micro_batches, release, score_over_ranks, shard
 from trainers.loss import Counts, LossInput, aggregate
 from trainers.mismatch import MismatchSettings, correct, finished, mismatch
+from trainers.ranks import gather
 from trainers.settings import settings
 from trainers.step_size import StepSizeGuard, StepSizeSettings
 from trainers.teacher import teacher_divergence, teacher_logprobs, teacher_prompts
@@ -60,8 +61,8 @@ class OptimizerSettings:
 
 
 class Learner:
-    """A policy in training. With torch.distributed initialised each rank holds a part of each batch; gradients add up.
-    """
+    """A policy in training. With torch.distributed initialised its models are sharded over the ranks; each is given
+    whole batches and reads its part of them."""
 
     def __init__(self, policy: Policy, algorithm: Algorithm, optimizer: OptimizerSettings, *, temperature: float = 1.0,
                  total_steps: int = 0, reference: PreTrainedModel | None = None,
@@ -76,20 +77,21 @@ class Learner:
         self.mismatch = mismatch or MismatchSettings()
         self.guard = StepSizeGuard(step_size or StepSizeSettings(),
                                    total_steps // (optimizer.epochs * optimizer.minibatches))
-        self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
-        self.optimizers = _optimizers(policy.model, optimizer)
-        self.schedulers = [torch.optim.lr_scheduler.LambdaLR(
-            one, lambda step: _learning_rate_factor(step, optimizer, total_steps)) for one in self.optimizers]
         self.reference = None
         if algorithm.needs.reference_logprobs:
             if reference is None and has_adapter(policy.model):
                 self.reference = policy.model
             else:
-                self.reference = (reference or copy.deepcopy(policy.model)).requires_grad_(False)
+                self.reference = shard((reference or copy.deepcopy(policy.model)).requires_grad_(False))
         self.teacher = policy.model
         if algorithm.needs.teacher_copy(optimizer.epochs * optimizer.minibatches):
-            self.teacher = copy.deepcopy(policy.model).requires_grad_(False)
+            self.teacher = shard(copy.deepcopy(policy.model).requires_grad_(False))
         self.critic = algorithm.make_critic(policy, optimizer)
+        shard(policy.model)  # last: what is sharded cannot be copied
+        self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
+        self.optimizers = _optimizers(policy.model, optimizer)
+        self.schedulers = [torch.optim.lr_scheduler.LambdaLR(
+            one, lambda step: _learning_rate_factor(step, optimizer, total_steps)) for one in self.optimizers]
 
     def score(self, groups: Sequence[Group], step: int = 0) -> Scores:
         """What the algorithm's credit reads, computed with the weights that sampled `groups`. `step` counts from 0."""
@@ -129,31 +131,31 @@ class Learner:
 
     def accumulate_gradients(self, batch: Batch) -> dict[str, float]:
         """Add the gradient of the batch's loss to the parameters' `.grad`; returns the metrics."""
-        counts = _global_counts(batch.counts, self.policy.device)
         needs = self.algorithm.needs
         other_terms = needs.entropy or needs.reference_logprobs or needs.teacher_divergence
-        metrics = _merged([self._learn(part, counts, idle=idle)
-                           for some, idle in zip([batch] if other_terms else batch.apart(), (False, True))
-                           for part in some.parts(self.settings.micro_batch_tokens)])
-        sum_gradients(self.parameters)
-        if dist.is_initialized():
-            of_ranks: list[dict[str, float]] = [{}] * dist.get_world_size()
-            dist.all_gather_object(of_ranks, metrics)
-            metrics = _merged(of_ranks)
-        return metrics
+        reports = [self._learn(part, weight, batch.counts, idle=idle)
+                   for some, idle in zip([batch] if other_terms else batch.apart(), (False, True))
+                   for part, weight in micro_batches(some, self.settings.micro_batch_tokens)]
+        release(self.policy.model)
+        for parameter in self.parameters:
+            if parameter.grad is None:  # nothing had a gradient: a step of 0, with its decay
+                parameter.grad = torch.zeros_like(parameter)
+        return _merged(gather(_merged(reports)))
 
-    def _learn(self, part: Batch, counts: Counts, *, idle: bool) -> dict[str, torch.Tensor]:
-        """Add one micro-batch's gradient and return its share of the metrics. An `idle` one seems to have no gradient:
-        it is read without, unless the loss says otherwise."""
+    def _learn(self, part: Batch, weight: float, counts: Counts, *, idle: bool) -> dict[str, torch.Tensor]:
+        """Add one micro-batch's gradient, `weight` times, and return its share of the metrics (none for a weight of 0).
+
+        An `idle` one seems to have no gradient: it is read without, unless the loss says otherwise on any rank.
+        """
         with torch.set_grad_enabled(not idle), self.policy.precision():
             tokens = self.loss_input(part, counts)
         tokens.logprobs.requires_grad_()
         loss, shares = self.algorithm.loss(tokens)
         if not idle:
-            loss.backward()
-        elif torch.autograd.grad(loss, tokens.logprobs)[0].any():
-            return self._learn(part, counts, idle=False)
-        return {**_monitor(tokens), **shares, "loss": loss.detach()}
+            (weight * loss).backward()
+        elif any(gather(bool(torch.autograd.grad(loss, tokens.logprobs)[0].any()))):
+            return self._learn(part, weight, counts, idle=False)
+        return {**_monitor(tokens), **shares, "loss": loss.detach()} if weight else {}
 
     def loss_input(self, part: Batch, counts: Counts) -> LossInput:
         """One micro-batch through the model, as the algorithm's loss reads it."""
@@ -181,22 +183,27 @@ class Learner:
             step=part.step)
 
     def state(self) -> dict[str, Any]:
-        """Everything beside the weights that the next step depends on."""
-        return {"optimizers": [one.state_dict() for one in self.optimizers],
+        """Everything beside weights and `tensors` that the next step depends on, the same on every rank."""
+        return {"optimizers": [optimizer_outline(one) for one in self.optimizers],
                 "schedulers": [one.state_dict() for one in self.schedulers],
-                "critic": self.critic.state() if self.critic else None, "guard": self.guard.state(),
-                "teacher": None if self.teacher is self.policy.model else self.teacher.state_dict()}
+                "critic": self.critic.state() if self.critic else None, "guard": self.guard.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()`; the weights are loaded on their own."""
-        for kind, ours in (("optimizers", self.optimizers), ("schedulers", self.schedulers)):
-            for one, its in zip(ours, state[kind], strict=True):
-                one.load_state_dict(its)
+        """Continue from `state()`; the weights, and the values of `tensors`, are loaded on their own."""
+        for one, its in zip(self.optimizers, state["optimizers"], strict=True):
+            load_outline(one, its)
+        for one, its in zip(self.schedulers, state["schedulers"], strict=True):
+            one.load_state_dict(its)
         self.guard.load_state(state["guard"])
         if self.critic:
             self.critic.load_state(state["critic"])
-        if self.teacher is not self.policy.model:
-            self.teacher.load_state_dict(state["teacher"])
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What the next step depends on beside weights and `state`, by name: large, and sharded over the ranks."""
+        found = {} if self.teacher is self.policy.model else named_tensors(self.teacher, "teacher")
+        for i, one in enumerate(self.optimizers):
+            found |= optimizer_tensors(one, f"optimizers.{i}")
+        return found | (self.critic.tensors() if self.critic else {})
 
     def _gradient_step(self, batch: Batch, limit: float) -> dict[str, float]:
         """One step of the optimisers, at a learning rate of at most `limit`."""
@@ -206,13 +213,13 @@ class Learner:
         if not metrics:
             return metrics
         metrics = finished(metrics)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_gradient_norm)
-        if not (torch.isfinite(norm) and math.isfinite(metrics["loss"])):
-            raise FloatingPointError(f"the loss is {metrics['loss']}, the gradient's norm {float(norm)}; the weights "
-                                     "are those before this step")
+        norm = clip_gradients(self.parameters, self.settings.max_gradient_norm)
+        if not (math.isfinite(norm) and math.isfinite(metrics["loss"])):
+            raise FloatingPointError(f"the loss is {metrics['loss']}, the gradient's norm {norm}; the weights are "
+                                     "those before this step")
         for group in (group for one in self.optimizers for group in one.param_groups):
             group["lr"] = min(group["lr"], limit)  # the schedule sets it anew after the step
-        metrics |= {"gradient_norm": float(norm), "learning_rate": self.optimizers[0].param_groups[0]["lr"]}
+        metrics |= {"gradient_norm": norm, "learning_rate": self.optimizers[0].param_groups[0]["lr"]}
         for one in (*self.optimizers, *self.schedulers):
             one.step()
         return metrics
@@ -245,8 +252,8 @@ class Learner:
 
     def _logprobs(self, model: PreTrainedModel, batch: Batch) -> np.ndarray:
         """0 where not trained. # float32 [tokens]"""
-        scores = score_sequences(model, batch.sequences(), self.temperature,
-                                 max_tokens=self.settings.micro_batch_tokens, width=self.settings.row_tokens)
+        scores = score_over_ranks(model, batch.sequences(), self.temperature,
+                                  max_tokens=self.settings.micro_batch_tokens, width=self.settings.row_tokens)
         return np.where(batch.trained, np.concatenate([*scores, np.zeros(0, np.float32)]), np.float32(0))
 
 
@@ -283,7 +290,3 @@ def _learning_rate_factor(step: int, optimizer: OptimizerSettings, total_steps: 
         return 1.0
     done = min(1.0, (step - optimizer.warmup_steps) / (total_steps - optimizer.warmup_steps))
     return 1.0 - done if optimizer.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-
-
-def _global_counts(counts: Counts, device: torch.device) -> Counts:
-    return Counts(*sum_over_ranks(*astuple(counts), device=device))

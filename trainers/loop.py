@@ -27,12 +27,14 @@ from envs.core import Task, TextEnv
 from trainers.asynchronous import AsynchronousRollouts
 from trainers.batch import pack
 from trainers.config import TrainConfig
+from trainers.distributed import acting_policy, copy_weights, is_sharded
 from trainers.engines import make_engine
 from trainers.evaluation import Evaluation, evaluate, select_panel
 from trainers.gathering import TaskSampler, branch, gather
 from trainers.initial import adapt, initial_policy, read_policy, warm_start
 from trainers.learner import Learner
 from trainers.metrics import rollout_metrics
+from trainers.ranks import from_leader, rank, stopping_together
 from trainers.run import Run
 from trainers.settings import SettingsError
 from trainers.transcripts import trajectory_line
@@ -55,54 +57,64 @@ def train(run: Run, display: Display) -> list[Evaluation]:
     """Train `run.config`'s agent, from the newest checkpoint of the run's folder if it holds one.
 
     Returns the evaluations. KeyboardInterrupt, RolloutError and EngineError are passed on after a checkpoint of the
-    last whole step.
+    last whole step. With torch.distributed initialised every rank must call it: rank 0 rolls out and evaluates, all of
+    them learn.
     """
     config, algorithm = run.config, run.config.algorithm
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     env, training_tasks, panel = open_environment(config)
     evaluations: list[Evaluation] = []
-    with closing(env), closing(run), closing(make_rollout(config)) as rollout, ExitStack() as beside:
-        state = run.load_state()
+    with closing(env), closing(run), closing(make_rollout(config)) as rollout, ExitStack() as beside, \
+            stopping_together():
+        state, evaluated = from_leader(lambda: (run.load_state(), run.evaluated))
         policy = current_policy(run, env, display)
+        acting = acting_policy(policy)
         learner = make_learner(run, policy, state)
         done, tasks = state["step"] if state else 0, TaskSampler(training_tasks, config.run.seed)
         tasks.position = state["task_position"] if state else 0
         reached = tasks.progress()
-        engine, sync = make_engine(run, policy)
-        beside.enter_context(closing(engine))
-        agent, judged = (make_agent(config, engine, policy, temperature)
+        engine, bring = make_engine(run, acting) if rank() == 0 else (None, None)
+        if engine is not None:
+            beside.enter_context(closing(engine))
+        agent, judged = (make_agent(config, engine, acting, temperature)
                          for temperature in (config.rollout.temperature, config.evaluation.temperature))
         ahead: AsynchronousRollouts | None = None
         take, progress = partial(gather, config, rollout, agent, tasks), tasks.progress
 
+        def sync(step: int) -> dict[str, float]:
+            copy_weights(policy, acting)
+            return from_leader(lambda: bring(step))
+
         def evaluate_if_due(step: int) -> None:
             end = step == 0 or over
             due = end or (config.evaluation.every and step % config.evaluation.every == 0)
-            if panel and due and step not in run.evaluated:
+            if panel and due and step not in evaluated:
                 sync(step)
                 samples = (config.evaluation.final_samples if end else None) or config.evaluation.samples
-                evaluations.append(evaluate(rollout, judged, panel, samples=samples, seed=config.evaluation.seed))
+                evaluations.append(from_leader(
+                    lambda: evaluate(rollout, judged, panel, samples=samples, seed=config.evaluation.seed)))
                 run.log(step, evaluations[-1].to_json(), "evaluations.jsonl")
                 display.evaluation("after training" if over else f"after {step} steps" if step else "before training",
                                    evaluations[-1])
 
         def save() -> None:
-            run.save(done, policy, {"learner": learner.state(), **reached})
+            run.save(done, policy, {"learner": learner.state(), **reached}, learner.tensors())
 
-        over = run.over(done)
+        over = from_leader(partial(run.over, done))
         try:
             evaluate_if_due(done)
             display.phase("training", config.run.steps, done)
-            if config.rollout.max_staleness and not over:
-                ahead = beside.enter_context(closing(roll_ahead(config, policy, tasks, state)))
+            if config.rollout.max_staleness and not over and rank() == 0:
+                ahead = beside.enter_context(closing(roll_ahead(config, acting, tasks, state)))
                 take, progress = ahead.take, ahead.progress
             while not over:
                 step = done + 1
                 synced = sync(step - 1)
-                groups, report, sampled = take(step)
-                continuations = branch(config, rollout, agent, groups, step, report)
-                engine.sleep()
+                groups, report, sampled = from_leader(partial(take, step))
+                continuations = from_leader(partial(branch, config, rollout, agent, groups, step, report))
+                if engine is not None:
+                    engine.sleep()
                 with holding_interrupts():
                     began = time.perf_counter()
                     scores = replace(learner.score(groups, step - 1), continuations=continuations)
@@ -120,9 +132,11 @@ def train(run: Run, display: Display) -> list[Evaluation]:
                     shown = islice((t for group in groups for t in group.trajectories), config.run.log_trajectories)
                     run.append("trajectories.jsonl", [trajectory_line(trajectory, step=step) for trajectory in shown])
                     done, reached = step, progress()
+                    if config.rollout.max_staleness:
+                        copy_weights(policy, acting)
                     if ahead:
-                        ahead.load(policy.model.state_dict(), version=step)
-                over = run.over(step)
+                        ahead.load(acting.model.state_dict(), version=step)
+                over = from_leader(partial(run.over, step))
                 display.advance(metrics)
                 evaluate_if_due(step)
                 if over or (config.run.save_every and step % config.run.save_every == 0):
@@ -210,7 +224,8 @@ def starting_policy(run: Run, env: TextEnv, display: Display) -> Policy:
     config = run.config
     if run.initial.exists():
         return read_policy(config, run.initial)
-    policy = initial_policy(config, env)
+    make = partial(initial_policy, config, env)
+    policy = from_leader(make) if config.model.path == "tiny" else make()
     if config.warm_start.steps:
         adapted = config.model.lora.rank and config.model.path != "tiny"
         if adapted:
@@ -223,7 +238,7 @@ def starting_policy(run: Run, env: TextEnv, display: Display) -> Policy:
     unreadable = config.engine.name == "vllm" and config.model.path.endswith(".gguf")
     if config.warm_start.steps or config.model.path == "tiny" or unreadable:
         run.save_initial(policy)
-    return policy
+    return starting_policy(run, env, display) if is_sharded(policy.model) else policy  # whole again, from the folder
 
 
 def current_policy(run: Run, env: TextEnv, display: Display) -> Policy:
@@ -252,4 +267,5 @@ def make_learner(run: Run, policy: Policy, state: dict[str, Any] | None) -> Lear
                       reference=reference, mismatch=config.mismatch, step_size=config.step_size)
     if state:
         learner.load_state(state["learner"])
+        run.load_tensors(learner.tensors())
     return learner

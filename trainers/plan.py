@@ -3,21 +3,17 @@
 from collections.abc import Iterator
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from agents.adapters import add_adapter
 from agents.tiny import tiny_config
 from trainers.config import LoraSettings, TrainConfig
 from trainers.engines import describe_engine
+from trainers.memory import Architecture, rank_memory, without_weights
+from trainers.ranks import world_size
 from trainers.settings import SettingsError
 
 GIB = 2**30
-NO_LIMIT = 1_000_000
-"""Tokens that a model without a limit of its own is taken to read."""
-ACTIVATION_BYTES = 34
-"""Held for the backward pass per token, layer and hidden unit, at 2 bytes a number (arXiv 2205.05198)."""
-INPUT_SHARE = 2 / 34
-"""The part of it that is a layer's input, which stays of layers that are computed again, one at a time."""
 
 
 def plan(config: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -37,35 +33,40 @@ def plan(config: TrainConfig) -> Iterator[tuple[str, str]]:
     if model is None:
         yield "memory", f"unknown: the config of {config.model.path} is not on this machine"
         return
+    architecture = describe_model(model, config.model.lora)
+    needs, lora = config.algorithm.needs, config.model.lora.rank > 0
     bytes_each = torch.finfo(getattr(torch, config.model.dtype)).bits // 8
-    parameters, trainable = count_parameters(model, config.model.lora)
-    model = model.get_text_config()
-    longest = getattr(model, "max_position_embeddings", None) or NO_LIMIT
-    context = min(rollout.max_context_tokens or longest, longest)
-    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
-    head_size = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
-    cache = 2 * model.num_hidden_layers * heads * head_size * bytes_each
-    per_layer = ACTIVATION_BYTES * (1 if config.model.autocast else bytes_each / 2) * model.hidden_size
-    layers = model.num_hidden_layers
-    activations = per_layer * (1 + layers * INPUT_SHARE if optimizer.gradient_checkpointing else layers)
-    needs = config.algorithm.needs
-    others = {" and reference": needs.reference_logprobs and not config.model.lora.rank,
-              " and critic": needs.critic_network,
-              " and teacher": needs.teacher_copy(optimizer.epochs * optimizer.minibatches),
-              " and engine": rollout.max_staleness > 0}
-    trained = (1 + needs.critic_network) * trainable
-    yield "parameters", f"{parameters / 1e6:,.1f} M ({config.model.dtype})"
-    if config.model.lora.rank:
-        yield "parameters of the adapters", f"{trainable / 1e6:,.1f} M"
+    frozen = {"reference": needs.reference_logprobs and not lora,
+              "teacher": needs.teacher_copy(optimizer.epochs * optimizer.minibatches)}
+    ranks = config.run.ranks or world_size()
+    context = min(rollout.max_context_tokens or architecture.context, architecture.context)
+    yield "parameters", f"{architecture.parameters / 1e6:,.1f} M ({config.model.dtype})"
+    if lora:
+        yield "parameters of the adapters", f"{architecture.trainable / 1e6:,.1f} M"
     yield "context", f"{context} tokens, at most {rollout.max_response_tokens} in a response"
-    sizes = {"weights" + "".join(name for name, there in others.items() if there):
-             (1 + sum(others.values())) * parameters * bytes_each,
-             "gradients and AdamW": 3 * trained * (4 if config.model.lora.rank else bytes_each),
-             "key-value cache (full)": rollout.concurrency * context * cache,
-             "activations of a micro-batch": optimizer.micro_batch_tokens * activations}
+    passes = (6 if not lora else 4) + 2 * optimizer.gradient_checkpointing
+    yield "arithmetic per trained token", f"{passes * architecture.parameters / 1e9:,.3g} GFLOP"
+    if beside := [name for name, there in {"critic": needs.critic_network, **frozen}.items() if there]:
+        yield "models beside the policy", ", ".join(beside)
+    sizes = rank_memory(architecture, ranks=ranks, bytes_each=bytes_each, tokens=optimizer.micro_batch_tokens,
+                        frozen=sum(frozen.values()), trained=1 + needs.critic_network,
+                        recompute=optimizer.gradient_checkpointing,
+                        computing_bytes=2 if config.model.autocast else bytes_each)
+    yield f"memory of each of {ranks} ranks" if ranks > 1 else "memory in training", gibibytes(sum(sizes.values()))
     for name, size in sizes.items():
-        yield name, f"{size / GIB:,.2f} GiB"
-    yield "memory in all, at most", f"{sum(sizes.values()) / GIB:,.2f} GiB"
+        yield f"  {name}", gibibytes(size)
+    copies = (ranks > 1) + (rollout.max_staleness > 0)
+    sampling = {"weights that are sampled from": copies * architecture.parameters * bytes_each,
+                "key-value cache, full": architecture.cache_bytes(rollout.concurrency * context, bytes_each)}
+    yield "memory on top for sampling" + " (rank 0)" * (ranks > 1), gibibytes(sum(sampling.values()))
+    for name, size in sampling.items():
+        if size:
+            yield f"  {name}", gibibytes(size)
+    yield "memory in all, at most", gibibytes(sum(sizes.values()) + sum(sampling.values()))
+
+
+def gibibytes(size: float) -> str:
+    return f"{size / GIB:,.2f} GiB"
 
 
 def model_config(config: TrainConfig) -> PretrainedConfig | None:
@@ -79,17 +80,16 @@ def model_config(config: TrainConfig) -> PretrainedConfig | None:
         return None
 
 
-def count_parameters(model: PretrainedConfig, lora: LoraSettings) -> tuple[int, int]:
-    """Parameters of a causal language model of this architecture, and those that are trained; no weights are made."""
+def describe_model(config: PretrainedConfig, lora: LoraSettings) -> Architecture:
+    """The architecture with its adapters. Raises SettingsError where this is no causal language model's config, or the
+    adapters have nowhere to go."""
     try:
-        with torch.device("meta"):
-            made = AutoModelForCausalLM.from_config(model)
+        model = without_weights(config)
     except ValueError as error:
-        raise SettingsError(f"model.path: a {model.model_type} model is no causal language model: {error}") from error
-    whole = sum(p.numel() for p in made.parameters())
+        raise SettingsError(f"model.path: a {config.model_type} model is no causal language model: {error}") from error
     if lora.rank:
         try:
-            add_adapter(made, rank=lora.rank, alpha=lora.alpha, targets=lora.targets)
+            add_adapter(model, rank=lora.rank, alpha=lora.alpha, targets=lora.targets)
         except ValueError as error:
             raise SettingsError(f"model.lora.targets {list(lora.targets)}: {error}") from error
-    return whole, sum(p.numel() for p in made.parameters() if p.requires_grad)
+    return Architecture.of(model)

@@ -7,6 +7,9 @@
     trajectories.jsonl   some trajectories of each step
     tensorboard/
     checkpoints/step-000050/   policy in transformers' format, training state
+
+With several ranks each has a `Run` of the same folder, on a disk that all see; what is written is written by rank 0,
+but for the parts of sharded tensors.
 """
 
 import json
@@ -22,12 +25,16 @@ from typing import Any, NamedTuple
 
 import tomli_w
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch.utils.tensorboard import SummaryWriter
 
 from agents.models import Policy
+from trainers.checkpoint import load_tensors, save_tensors
 from trainers.config import TrainConfig, build_config, config_dict
+from trainers.distributed import whole_weights
 from trainers.files import replacing
+from trainers.ranks import from_leader, rank
 from trainers.settings import SettingsError, read_toml
 
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "trajectories.jsonl")
@@ -135,21 +142,26 @@ class Run:
         path = self.folder / "evaluations.jsonl"
         return {json.loads(line)["step"] for line in path.read_bytes().splitlines()} if path.exists() else set()
 
-    def save(self, step: int, policy: Policy, state: Mapping[str, Any]) -> None:
-        """Write the checkpoint after `step` steps, whole or not at all, and drop the oldest ones. Raises RunError."""
+    def save(self, step: int, policy: Policy, state: Mapping[str, Any],
+             tensors: dict[str, torch.Tensor] | None = None) -> None:
+        """Write the checkpoint after `step` steps, whole or not at all, and drop the oldest ones. Raises RunError.
+
+        All ranks must call it; `tensors` may be sharded over them.
+        """
         target = self.folder / "checkpoints" / f"step-{step:06d}"
-        if target.exists():
+        if from_leader(target.exists):
             return
-        self._save_folder(target, policy, {"step": step, **state})
-        for old in self.checkpoints[:-self.config.run.keep_checkpoints]:
+        self._save_folder(target, policy, {"step": step, **state}, tensors or {})
+        for old in self.checkpoints[:-self.config.run.keep_checkpoints] if rank() == 0 else ():
             shutil.rmtree(old, ignore_errors=True)  # one that stays does no harm
 
     def save_initial(self, policy: Policy) -> None:
         """Keep the policy that training starts from, for resuming and as the reference."""
-        self._save_folder(self.initial, policy, None)
+        self._save_folder(self.initial, policy, None, {})
 
     def load_state(self) -> dict[str, Any] | None:
-        """The newest checkpoint's training state; None where there is none. Raises RunError where it is damaged.
+        """The newest checkpoint's training state, without its `tensors`; None where there is none. Raises RunError
+        where it is damaged.
 
         Log rows of later steps are dropped: those steps are about to run again.
         """
@@ -158,14 +170,24 @@ class Run:
             state = torch.load(newest / "state.pt", weights_only=True) if newest else None
             step = state["step"] if state else -1
         except (OSError, RuntimeError, EOFError, KeyError, UnpicklingError) as error:
-            raise RunError(f"{newest} is damaged ({error}); move it away to go on from the one before") from error
+            raise _damaged(newest, error) from error
         for left in self.folder.glob("checkpoints/.step-*"):  # by a crash in the middle of saving
             shutil.rmtree(left, ignore_errors=True)
         self._forget_after(step)
         return state
 
+    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Read the newest checkpoint's tensors of these names into them. All ranks must call it. Raises RunError."""
+        newest = self.checkpoints[-1]
+        try:
+            load_tensors(tensors, newest / "tensors")
+        except (OSError, RuntimeError, ValueError, EOFError, UnpicklingError, dcp.CheckpointException) as error:
+            raise _damaged(newest, error) from error
+
     def log(self, step: int, metrics: Mapping[str, float], name: str = "metrics.jsonl") -> None:
         """Append one row and plot its numbers. NaN becomes null. Raises RunError where it cannot be written."""
+        if rank() > 0:
+            return
         row = {key: None if isinstance(value, float) and not math.isfinite(value) else value
                for key, value in metrics.items()}
         self.append(name, [json.dumps({"step": step, **row}, allow_nan=False)])
@@ -178,6 +200,8 @@ class Run:
 
     def append(self, name: str, lines: Iterable[str]) -> None:
         """Append lines to a log. Raises RunError where it cannot be written."""
+        if rank() > 0:
+            return
         with self._writing(name) as path, open(path, "a", encoding="utf-8", newline="\n") as file:
             file.writelines(line + "\n" for line in lines)
 
@@ -198,19 +222,27 @@ class Run:
         return f"The last complete checkpoint is {self.checkpoints[-1]}" if self.checkpoints else \
             "There is no complete checkpoint yet"
 
-    def _save_folder(self, target: Path, policy: Policy, state: Mapping[str, Any] | None) -> None:
-        partial = target.with_name("." + target.name)
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
+    def _save_folder(self, target: Path, policy: Policy, state: Mapping[str, Any] | None,
+                     tensors: dict[str, torch.Tensor]) -> None:
+        partial, weights = target.with_name("." + target.name), whole_weights(policy.model)
+
+        def begin() -> None:
+            shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-            policy.save(partial)
+            policy.save(partial, weights)
             if state is not None:
                 torch.save(dict(state), partial / "state.pt")
-            os.replace(partial, target)
-        except (OSError, RuntimeError, SafetensorError) as error:  # torch reports a full disk as RuntimeError
+
+        try:
+            from_leader(begin)
+            if state is not None:
+                save_tensors(tensors, partial / "tensors")
+            from_leader(lambda: os.replace(partial, target))
+        except (OSError, RuntimeError, SafetensorError, dcp.CheckpointException) as error:
             raise RunError(f"cannot write {target}: {error}\n{self._last_checkpoint()}") from error
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            if rank() == 0:
+                shutil.rmtree(partial, ignore_errors=True)
 
     def _forget_after(self, step: int) -> None:
         for path in (self.folder / name for name in LOGS):
@@ -219,6 +251,10 @@ class Run:
                 rows = [line.decode() for line in path.read_bytes().splitlines() if _row_step(line) <= step]
                 with self._writing(path.name), replacing(path) as file:
                     file.writelines(row + "\n" for row in rows)
+
+
+def _damaged(checkpoint: Path | None, error: BaseException) -> RunError:
+    return RunError(f"{checkpoint} is damaged ({error}); move it away to go on from the one before")
 
 
 def _checkpoint_step(path: Path) -> int:

@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 from agents.context import ChatTemplate
 from agents.models import Policy
 from agents.packing import pack_rows, token_parts
-from agents.scoring import can_share, final_hidden, score_sequences, token_divergence
+from agents.scoring import can_share, final_hidden, token_divergence
 from agents.trajectory import Turn, starts_with
 from trainers.batch import Batch
+from trainers.distributed import in_step, score_over_ranks
 
 
 class Insertion(NamedTuple):
@@ -83,7 +84,7 @@ def teacher_logprobs(model: PreTrainedModel, turns: Sequence[Turn], prompts: Seq
             sequences.append(prompt)
         sequences[-1] = np.concatenate([prompt, turn.response_ids])
         places[i] = len(sequences) - 1, len(prompt)
-    found = score_sequences(model, sequences, temperature, max_tokens=max_tokens, width=width) if places else []
+    found = score_over_ranks(model, sequences, temperature, max_tokens=max_tokens, width=width) if places else []
     result = [turn.logprobs for turn in turns]
     for i, (sequence, start) in places.items():
         result[i] = found[sequence][start:start + len(turns[i].response_ids)]
@@ -108,7 +109,11 @@ def teacher_divergence(model: PreTrainedModel, states: Tensor, teacher: PreTrain
             ours.append(turn[action])
             theirs.append(len(prompt) + action - 1)
     result = states.new_zeros(len(trained), dtype=torch.float32)
-    for some in token_parts([len(sequence) for sequence in sequences], max_tokens):
+    for some in in_step(list(token_parts([len(sequence) for sequence in sequences], max_tokens))):
+        if not some:  # a sharded teacher's forward needs all ranks
+            with torch.no_grad():
+                final_hidden(teacher, pack_rows([part.token_ids[:1]], 1))
+            continue
         rows = pack_rows([sequences[i] for i in some], width, share=can_share(teacher))
         starts = np.cumsum([0, *(len(sequences[i]) for i in some)])
         before, at = (torch.from_numpy(np.concatenate(places)).to(states.device) for places in (

@@ -19,7 +19,7 @@ from agents.packing import pack_rows
 from agents.scoring import can_share, final_hidden
 from agents.trajectory import Group
 from trainers.batch import Batch, pack_uncredited, per_turn
-from trainers.gradients import sum_gradients, sum_over_ranks
+from trainers.distributed import read_batch
 from trainers.settings import settings
 
 
@@ -39,7 +39,10 @@ class ValueHeadSettings:
 
 
 class ValueHeadCritic:
-    """Learns at the tokens where the batch's extra `value_weights` is 1, towards `value_targets`."""
+    """Learns at the tokens where the batch's extra `value_weights` is 1, towards `value_targets`.
+
+    It is small: each rank has the whole of it and takes the same steps.
+    """
 
     def __init__(self, policy: Policy, settings: ValueHeadSettings, optimizer: Any):
         """`optimizer`: the policy's `OptimizerSettings`, for the size of a forward pass."""
@@ -62,30 +65,27 @@ class ValueHeadCritic:
         batch = pack_uncredited(groups)
         first = np.zeros(len(batch.token_ids), bool)
         first[1:] = batch.trained[1:] & (batch.turn_index[1:] != batch.turn_index[:-1])
-        found = self.target(self._states(batch, first))[:, 0].cpu().numpy()
+        found = self.target(self._states(batch, first).to(self.policy.device))[:, 0].cpu().numpy()
         return per_turn(groups, found[np.cumsum(first[batch.trained]) - 1])
 
     def update(self, batch: Batch, rng: np.random.Generator) -> dict[str, float]:
         at = batch.extra.get("value_weights", np.zeros(len(batch.token_ids))) > 0
         if at.any():
             targets = torch.from_numpy(batch.extra["value_targets"][at])
-            self.remembered = [*self.remembered, (self._states(batch, at).cpu(), targets)][-self.settings.window:]
+            self.remembered = [*self.remembered, (self._states(batch, at), targets)][-self.settings.window:]
         known = sum(len(targets) for _, targets in self.remembered)
         drawn = torch.from_numpy(rng.permutation(known)[:self.settings.samples])
-        total, = sum_over_ranks(len(drawn), device=self.policy.device)
-        if total == 0:
+        if known == 0:
             return {}
-        nothing = torch.zeros(0, self.head[0].in_features), torch.zeros(0)
-        states, targets = (torch.cat(parts)[drawn].to(self.policy.device) for parts in zip(nothing, *self.remembered))
-        loss = (self.head(states)[:, 0] - targets).square().sum() / total
+        states, targets = (torch.cat(parts)[drawn].to(self.policy.device) for parts in zip(*self.remembered))
+        loss = (self.head(states)[:, 0] - targets).square().mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        sum_gradients(list(self.head.parameters()))
         self.optimizer.step()
         with torch.no_grad():
             for slow, fast in zip(self.target.parameters(), self.head.parameters()):
                 slow.lerp_(fast, 1 - self.settings.target_decay)
-        return {"critic_loss": sum_over_ranks(loss.item(), device=self.policy.device)[0]}
+        return {"critic_loss": loss.item()}
 
     def state(self) -> dict[str, Any]:
         return {"head": self.head.state_dict(), "target": self.target.state_dict(),
@@ -96,14 +96,18 @@ class ValueHeadCritic:
             getattr(self, part).load_state_dict(state[part])
         self.remembered = list(state["remembered"])
 
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
     @torch.no_grad()
     def _states(self, batch: Batch, at: np.ndarray) -> Tensor:
-        """The policy's last hidden states before the tokens `at`. # float32 [tokens at, hidden]"""
-        states = [torch.zeros(0, self.head[0].in_features, device=self.policy.device)]
-        for part in replace(batch, extra={"at": at}).parts(self.packing.micro_batch_tokens):
+        """The policy's last hidden states before the tokens `at`, in CPU memory. # float32 [tokens at, hidden]"""
+        def read(part: Batch) -> np.ndarray:
             rows = pack_rows(part.sequences(), self.packing.row_tokens, share=can_share(self.policy.model))
             before = rows.places[np.flatnonzero(part.extra["at"]) - 1]
             with self.policy.precision():
                 hidden = final_hidden(self.policy.model, rows)
-            states.append(hidden[torch.from_numpy(before).to(self.policy.device)].float())
-        return torch.cat(states)
+            return hidden[torch.from_numpy(before).to(self.policy.device)].float().cpu().numpy()
+
+        return torch.from_numpy(read_batch(replace(batch, extra={"at": at}), self.packing.micro_batch_tokens, read,
+                                           width=(self.head[0].in_features,)))

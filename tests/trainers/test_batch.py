@@ -10,6 +10,7 @@ from tests.trainers.trajectories import conversation, group
 from trainers.algorithms import GRPO
 from trainers.batch import pack, sequence_starts
 from trainers.credit import Credit
+from trainers.distributed import micro_batches
 
 
 def packed(*trajectories, values=None, excluded=()):
@@ -103,7 +104,7 @@ def test_every_sampled_token_is_trained_exactly_once_after_exactly_what_the_engi
 @given(st.lists(trajectories(), min_size=1, max_size=6), st.integers(1, 30))
 def test_micro_batches_hold_every_trained_token_once_and_whole_trajectories(some, limit):
     batch = packed(*some)
-    parts = list(batch.parts(limit))
+    parts = [part for part, weight in micro_batches(batch, limit) if weight]
     assert sum(part.counts.tokens for part in parts) == batch.counts.tokens
     assert sum(part.counts.turns for part in parts) == batch.counts.turns
     assert sum(part.counts.sequences for part in parts) == batch.counts.sequences
@@ -137,8 +138,8 @@ def test_an_excluded_trajectory_has_no_trained_token_and_counts_nowhere():
     batch = packed(conversation([1], [2, 3]), conversation([4], [5, 6, 7]), excluded={1})
     assert batch.trained.astype(int).tolist() == [0, 1, 1, 0, 0, 0, 0]
     assert (batch.counts.tokens, batch.counts.turns, batch.counts.sequences) == (2, 1, 1)
-    assert [len(part.token_ids) for part in batch.parts(100)] == [3]
-    assert list(packed(conversation([1], [2]), excluded={0}).parts(100)) == []
+    assert [(len(part.token_ids), weight) for part, weight in micro_batches(batch, 100)] == [(3, 1.0)]
+    assert list(micro_batches(packed(conversation([1], [2]), excluded={0}), 100)) == []
 
 
 def test_an_unscorable_trajectory_is_excluded_and_keeps_its_siblings_statistics():

@@ -191,4 +191,4 @@ def test_resuming_twice_from_one_checkpoint_keeps_the_critic(tmp_path):
     Run.create(tmp_path, small_config(algorithm={"name": "PPO"}, run={"steps": 3, "save_every": 1}))
     go_on(tmp_path, stop_after=1)
     state = Run.open(tmp_path).load_state()["learner"]["critic"]
-    assert set(state) == {"network", "head", "optimizer"} and weights(tmp_path).numel()
+    assert state["optimizer"]["with_state"] and weights(tmp_path).numel()

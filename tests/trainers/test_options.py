@@ -84,7 +84,7 @@ SETTINGS = {
     "run.steps": ("3", NUMBERS, ""), "run.max_environment_steps": ("1", NUMBERS, ""),
     "run.max_sampled_tokens": ("1", NUMBERS, ""), "run.seed": ("1", NUMBERS, ""), "run.save_every": ("0", FILES, SAVE),
     "run.keep_checkpoints": ("1", FILES, SAVE), "run.log_trajectories": ("1", TRAJECTORIES, ""),
-    "run.threads": ("7", THREADS, ""),
+    "run.threads": ("7", THREADS, ""), "run.ranks": ("7", PLAN, ""),
 }
 ALGORITHM = {
     "clip_low": ("0.001", NUMBERS, OFF_POLICY), "clip_high": ("0.001", NUMBERS, OFF_POLICY),

@@ -27,13 +27,14 @@ def some_idle():
 def test_trajectories_without_an_advantage_change_no_result_by_being_read_without_a_gradient(name, monkeypatch):
     policy, batch, read = double(), some_idle(), []
     whole = Learner._learn
-    monkeypatch.setattr(Learner, "_learn", lambda self, part, counts, idle: (
+    monkeypatch.setattr(Learner, "_learn", lambda self, part, weight, counts, idle: (
         read.append((idle, len(np.unique(part.trajectory_index)))),
-        whole(self, part, counts, idle=idle))[1])
+        whole(self, part, weight, counts, idle=idle))[1])
     skipped, metrics = accumulated(policy, ALGORITHMS[name], batch, 0.8)
     moved_by_kl = ALGORITHMS[name].needs.reference_logprobs
     assert read == ([(False, 3)] if moved_by_kl else [(False, 2), (True, 1)])
-    monkeypatch.setattr(Learner, "_learn", lambda self, part, counts, idle: whole(self, part, counts, idle=False))
+    monkeypatch.setattr(Learner, "_learn", lambda self, part, weight, counts, idle: whole(
+        self, part, weight, counts, idle=False))
     expected, others = accumulated(policy, ALGORITHMS[name], batch, 0.8)
     torch.testing.assert_close(skipped, expected, rtol=1e-5, atol=2e-6 * float(expected.abs().max()))
     assert metrics == pytest.approx(others, rel=1e-5, abs=1e-6)

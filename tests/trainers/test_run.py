@@ -1,6 +1,7 @@
 """A run's folder holds whole files, comes back as it was, and says what it cannot write."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -70,9 +71,11 @@ def test_a_folder_without_a_runs_config_cannot_be_resumed(content, tmp_path):
 def test_a_checkpoint_brings_state_and_weights_back(policy, tmp_path):
     run = new_run(tmp_path)
     assert run.load_state() is None
-    run.save(3, policy, {"numbers": torch.arange(3.0), "position": 6})
-    state = Run.open(tmp_path).load_state()
+    run.save(3, policy, {"numbers": torch.arange(3.0), "position": 6}, {"a.b": torch.arange(4.0)})
+    state, tensors = Run.open(tmp_path).load_state(), {"a.b": torch.zeros(4)}
     assert state["step"] == 3 and state["position"] == 6 and state["numbers"].tolist() == [0, 1, 2]
+    run.load_tensors(tensors)
+    assert tensors["a.b"].tolist() == [0, 1, 2, 3]
     assert torch.equal(weights(tmp_path), torch.cat([p.flatten() for _, p in sorted(policy.model.named_parameters())]))
 
 
@@ -92,6 +95,12 @@ def test_a_damaged_checkpoint_is_named(policy, tmp_path):
         (run.checkpoints[0] / "state.pt").write_bytes(damage)
         with pytest.raises(RunError, match=r"step-000001 is damaged .*move it away to go on from the one before"):
             run.load_state()
+    tensors = {"a": torch.zeros(3)}
+    for damaged in ("tensors/.metadata", "tensors"):  # a file that is no checkpoint's, and none at all
+        path = run.checkpoints[0] / damaged
+        path.write_bytes(b"damage") if path.is_file() else shutil.rmtree(path)
+        with pytest.raises(RunError, match=r"step-000001 is damaged"):
+            run.load_tensors(tensors)
     (run.checkpoints[0] / "state.pt").unlink()
     with pytest.raises(RunError, match="step-000001 is damaged"):
         run.load_state()

@@ -10,7 +10,7 @@ from agents.scoring import score_sequences
 from agents.trajectory import Group, Trajectory, Turn
 from tests.agents.policies import random_policy
 from tests.trainers.trajectories import conversation, random_conversation
-from trainers import teacher
+from trainers import distributed, teacher
 from trainers.algorithms import FACTOR, SERL
 from trainers.learner import Learner, OptimizerSettings
 from trainers.teacher import Insertion, feedback, teacher_prompt, teacher_prompts
@@ -92,7 +92,7 @@ def read(monkeypatch):
     def score(model, sequences, *arguments, **options):
         lengths.extend(map(len, sequences))
         return score_sequences(model, sequences, *arguments, **options)
-    monkeypatch.setattr(teacher, "score_sequences", score)
+    monkeypatch.setattr(distributed, "score_sequences", score)
     return lengths
 
 
@@ -168,8 +168,10 @@ def test_serl_s_teacher_keeps_its_weights_between_copies(policy):
     saved = weight.detach().clone()
     weight.data.mul_(0.5)
     assert teacher_says(1) == before
-    state = copy.deepcopy(learner.state())
+    state, tensors = copy.deepcopy(learner.state()), copy.deepcopy(learner.tensors())
     assert teacher_says(2) != before
     learner.load_state(state)
+    for name, tensor in learner.tensors().items():
+        tensor.copy_(tensors[name])
     assert teacher_says(3) == before
     weight.data.copy_(saved)
