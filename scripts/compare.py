@@ -28,9 +28,10 @@ from rich.table import Table
 
 from scripts._display import Console, TrainingDisplay
 from scripts._jobs import Job, run_jobs
+from trainers.acting import make_env
 from trainers.comparison import NUMBERS, Comparison, Estimate, finished, panel_of, read_curve, summarise
 from trainers.files import replacing
-from trainers.loop import check_device, make_env, open_environment, starting_policy, train
+from trainers.loop import check_device, open_environment, starting_policy, train
 from trainers.run import Cost, Run, RunError
 from trainers.settings import SettingsError, merge, read_overrides, read_toml
 

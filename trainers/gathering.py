@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -80,10 +79,6 @@ class TaskSampler:
         self._epoch, self._order = -1, np.zeros(0, np.int64)
         self.position = 0
         """Tasks taken so far."""
-
-    def progress(self) -> dict[str, Any]:
-        """What a checkpoint keeps; see `AsynchronousRollouts.progress`."""
-        return {"task_position": self.position, "unfinished_tasks": []}
 
     def take(self, count: int) -> list[Task]:
         """The next `count` tasks; each comes once per epoch."""

@@ -1,6 +1,5 @@
 """The training loop: sample tasks, roll out, credit, update, sync, log, evaluate, save."""
 
-import copy
 import signal
 import threading
 import time
@@ -16,25 +15,20 @@ import gymnasium
 import numpy as np
 import torch
 
-import envs
 from agents.adapters import merge_adapter
-from agents.agent import ModelAgent
-from agents.engine import Engine, EngineError
+from agents.engine import EngineError
 from agents.models import Policy, load_adapter
-from agents.rollout import Rollout, RolloutError, derive_seed
-from agents.transformers_engine import TransformersEngine
+from agents.rollout import RolloutError, derive_seed
 from envs.core import Task, TextEnv
-from trainers.asynchronous import AsynchronousRollouts
+from trainers.acting import Acting, make_env, make_rollout
 from trainers.batch import pack
 from trainers.config import TrainConfig
-from trainers.distributed import acting_policy, copy_weights, is_sharded
-from trainers.engines import make_engine
-from trainers.evaluation import Evaluation, evaluate, select_panel
-from trainers.gathering import TaskSampler, branch, gather
+from trainers.distributed import is_sharded
+from trainers.evaluation import Evaluation, select_panel
 from trainers.initial import adapt, initial_policy, read_policy, warm_start
 from trainers.learner import Learner
 from trainers.metrics import rollout_metrics
-from trainers.ranks import from_leader, rank, stopping_together
+from trainers.ranks import from_leader, stopping_together
 from trainers.run import Run
 from trainers.settings import SettingsError
 from trainers.transcripts import trajectory_line
@@ -63,37 +57,24 @@ def train(run: Run, display: Display) -> list[Evaluation]:
     config, algorithm = run.config, run.config.algorithm
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    env, training_tasks, panel = open_environment(config)
+    env, tasks, panel = open_environment(config)
     evaluations: list[Evaluation] = []
-    with closing(env), closing(run), closing(make_rollout(config)) as rollout, ExitStack() as beside, \
-            stopping_together():
+    with ExitStack() as stack:
+        for one in (closing(env), closing(run), stopping_together()):
+            stack.enter_context(one)
         state, evaluated = from_leader(lambda: (run.load_state(), run.evaluated))
         policy = current_policy(run, env, display)
-        acting = acting_policy(policy)
+        acting = stack.enter_context(closing(Acting(run, policy, tasks, state)))
         learner = make_learner(run, policy, state)
-        done, tasks = state["step"] if state else 0, TaskSampler(training_tasks, config.run.seed)
-        tasks.position = state["task_position"] if state else 0
-        reached = tasks.progress()
-        engine, bring = make_engine(run, acting) if rank() == 0 else (None, None)
-        if engine is not None:
-            beside.enter_context(closing(engine))
-        agent, judged = (make_agent(config, engine, acting, temperature)
-                         for temperature in (config.rollout.temperature, config.evaluation.temperature))
-        ahead: AsynchronousRollouts | None = None
-        take, progress = partial(gather, config, rollout, agent, tasks), tasks.progress
-
-        def sync(step: int) -> dict[str, float]:
-            copy_weights(policy, acting)
-            return from_leader(lambda: bring(step))
+        done, reached = state["step"] if state else 0, acting.progress()
 
         def evaluate_if_due(step: int) -> None:
             end = step == 0 or over
             due = end or (config.evaluation.every and step % config.evaluation.every == 0)
             if panel and due and step not in evaluated:
-                sync(step)
+                acting.sync(step)
                 samples = (config.evaluation.final_samples if end else None) or config.evaluation.samples
-                evaluations.append(from_leader(
-                    lambda: evaluate(rollout, judged, panel, samples=samples, seed=config.evaluation.seed)))
+                evaluations.append(acting.evaluate(panel, samples))
                 run.log(step, evaluations[-1].to_json(), "evaluations.jsonl")
                 display.evaluation("after training" if over else f"after {step} steps" if step else "before training",
                                    evaluations[-1])
@@ -105,16 +86,10 @@ def train(run: Run, display: Display) -> list[Evaluation]:
         try:
             evaluate_if_due(done)
             display.phase("training", config.run.steps, done)
-            if config.rollout.max_staleness and not over and rank() == 0:
-                ahead = beside.enter_context(closing(roll_ahead(config, acting, tasks, state)))
-                take, progress = ahead.take, ahead.progress
             while not over:
                 step = done + 1
-                synced = sync(step - 1)
-                groups, report, sampled = from_leader(partial(take, step))
-                continuations = from_leader(partial(branch, config, rollout, agent, groups, step, report))
-                if engine is not None:
-                    engine.sleep()
+                synced = acting.sync(step - 1)
+                groups, report, sampled, continuations = acting.take(step)
                 with holding_interrupts():
                     began = time.perf_counter()
                     scores = replace(learner.score(groups, step - 1), continuations=continuations)
@@ -131,11 +106,8 @@ def train(run: Run, display: Display) -> list[Evaluation]:
                     run.log(step, metrics)
                     shown = islice((t for group in groups for t in group.trajectories), config.run.log_trajectories)
                     run.append("trajectories.jsonl", [trajectory_line(trajectory, step=step) for trajectory in shown])
-                    done, reached = step, progress()
-                    if config.rollout.max_staleness:
-                        copy_weights(policy, acting)
-                    if ahead:
-                        ahead.load(acting.model.state_dict(), version=step)
+                    done, reached = step, acting.progress()
+                    acting.learned(step)
                 over = from_leader(partial(run.over, step))
                 display.advance(metrics)
                 evaluate_if_due(step)
@@ -162,37 +134,6 @@ def holding_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
     if arrived:
         signal.raise_signal(signal.SIGINT)
-
-
-def make_env(config: TrainConfig, **options: Any) -> TextEnv:
-    """The run's environment, with further options on top of the config's."""
-    return envs.make(config.environment.id, **{**config.environment.options, **options})
-
-
-def make_rollout(config: TrainConfig, **options: Any) -> Rollout:
-    """A rollout over the run's environment, with further options for it."""
-    settings = config.rollout
-    return Rollout(lambda: make_env(config, **options), concurrency=settings.concurrency, retries=settings.retries,
-                   episode_seconds=settings.episode_seconds, engine_seconds=settings.engine_seconds,
-                   environment_seconds=settings.environment_seconds)
-
-
-def make_agent(config: TrainConfig, engine: Engine, policy: Policy, temperature: float) -> ModelAgent:
-    """The run's agent, sampling at this temperature."""
-    return ModelAgent(engine, policy, temperature=temperature, window=config.rollout.window,
-                      max_response_tokens=config.rollout.max_response_tokens)
-
-
-def roll_ahead(config: TrainConfig, policy: Policy, tasks: TaskSampler,
-               state: dict[str, Any] | None) -> AsynchronousRollouts:
-    """Rollouts beside the learner of `policy`, with a copy of it, from where a checkpoint's `state` left off."""
-    own = replace(policy, model=copy.deepcopy(policy.model))
-    engine = TransformersEngine(own, slots=config.rollout.concurrency, max_context=config.rollout.max_context_tokens,
-                                keep_cache=config.rollout.keep_cache)
-    engine.load({}, version=state["step"] if state else 0)
-    return AsynchronousRollouts(config, make_rollout(config), make_agent(config, engine, own,
-                                                                         config.rollout.temperature), tasks,
-                                state["unfinished_tasks"] if state else ())
 
 
 def open_environment(config: TrainConfig) -> tuple[TextEnv, Sequence[Task], list[Task]]:

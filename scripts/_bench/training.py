@@ -14,9 +14,9 @@ from rich.table import Table
 
 import scripts._bench.child as child
 from agents.models import Policy, load_policy
+from trainers.acting import make_env, make_rollout
 from trainers.config import build_config, load_config
 from trainers.initial import initial_policy, warm_start
-from trainers.loop import make_env, make_rollout
 from trainers.settings import merge, read_toml
 
 CONFIG = child.ROOT / "configs" / "countdown_tiny.toml"

@@ -1,6 +1,7 @@
 """A run that was stopped, however, and goes on gives the same numbers as one that never stopped."""
 
 import random
+import shutil
 import signal
 from collections import Counter
 
@@ -126,9 +127,7 @@ def test_rows_after_the_last_checkpoint_are_made_again(tmp_path):
                 "evaluation": {"episodes": 2, "every": 1}}
     start(tmp_path / "reference", **sections)
     start(tmp_path / "crashed", **sections)
-    for path in (tmp_path / "crashed" / "checkpoints" / "step-000005").iterdir():
-        path.unlink()
-    (tmp_path / "crashed" / "checkpoints" / "step-000005").rmdir()
+    shutil.rmtree(tmp_path / "crashed" / "checkpoints" / "step-000005")
     for name in ("metrics", "trajectories", "evaluations"):
         with open(tmp_path / "crashed" / f"{name}.jsonl", "ab") as file:
             file.write(b'{"step": 6, "text": "\xf0\x9f')
