@@ -112,7 +112,7 @@ def teacher_divergence(model: PreTrainedModel, states: Tensor, teacher: PreTrain
     for some in in_step(list(token_parts([len(sequence) for sequence in sequences], max_tokens))):
         if not some:  # a sharded teacher's forward needs all ranks
             with torch.no_grad():
-                final_hidden(teacher, pack_rows([part.token_ids[:1]], 1))
+                final_hidden(teacher, pack_rows([part.token_ids[:1]], 1, share=False))
             continue
         rows = pack_rows([sequences[i] for i in some], width, share=can_share(teacher))
         starts = np.cumsum([0, *(len(sequences[i]) for i in some)])

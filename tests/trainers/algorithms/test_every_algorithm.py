@@ -41,8 +41,8 @@ def test_c1_the_environment_s_tokens_have_no_gradient_and_do_not_count(name, mon
     learner = Learner(policy, find_algorithm(name)(**OPTIONS.get(name, {})), OptimizerSettings())
     batch, kept = packed(learner, played(12, 13, 14)), []
 
-    def final_hidden(model, rows, whole=learner_module.final_hidden):
-        kept.append((whole(model, rows).detach().requires_grad_(), rows.places))
+    def final_hidden(model, rows, whole=learner_module.final_hidden, **options):
+        kept.append((whole(model, rows, **options).detach().requires_grad_(), rows.places))
         return kept[-1][0]
     monkeypatch.setattr(learner_module, "final_hidden", final_hidden)
     learner.accumulate_gradients(batch)
