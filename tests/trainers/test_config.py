@@ -2,12 +2,14 @@
 
 import math
 from functools import reduce
+from pathlib import Path
 
 import pytest
 
 from tests.trainers.runs import small_config
 from trainers.algorithms import DAPO, GRPO, RLOO, RLOOpp
 from trainers.config import ModelSettings, TrainConfig, build_config, config_dict, load_config
+from trainers.loop import open_environment
 from trainers.run import Run, config_toml
 from trainers.settings import SettingsError, setting_names
 
@@ -161,3 +163,12 @@ def test_an_unknown_algorithm_lists_all_that_exist_the_nearest_first():
         load_config(None, ["--algorithm.name", "Rloo"])
     listed = str(refused.value).partition("others are ")[2].split(", ")
     assert {"GRPO", "DAPO", "RLOOpp"} <= set(listed) and "RLOO" not in listed and "Algorithm" not in listed
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.toml")),
+                         ids=lambda path: path.stem)
+def test_every_config_of_ours_opens_its_environment_and_its_panel(path):
+    config = load_config(path)
+    env, tasks, panel = open_environment(config)
+    env.close()
+    assert len(tasks) and len(panel) == config.evaluation.episodes
