@@ -159,7 +159,6 @@ def _base(folder: Path) -> str:
     return str(folder / base) if (folder / base).exists() else base
 
 
-
 def load_outline(path: str) -> Policy:
     """The policy at `path` without its weights, for whoever has these elsewhere. Raises ModelError."""
     name, options = find_model(path)

@@ -187,7 +187,7 @@ class ServerReplica:
             await asyncio.to_thread(self.server.start)
         model = _read(_Models, await self.client.retrying(self._ask, "GET", "/v1/models"), self.name).data[0]
         if self.server is None:
-            mode = _read(_Info, await self._command("/server_info?config_format=json", method="GET"), self.name
+            mode = _read(_Info, await self._ask("GET", "/server_info?config_format=json"), self.name
                          ).vllm_config.model_config_.logprobs_mode
             if mode != "processed_logprobs":
                 raise RequestRefused(f"{self.name} gives {mode}: start it with --logprobs-mode processed_logprobs, so "
@@ -215,36 +215,36 @@ class ServerReplica:
         return np.array([0.0, *(one[i].logprob for i, one in zip(ids[1:], found[1:]))], np.float32)
 
     async def pause(self) -> None:
-        await self._command("/pause?mode=keep")
+        await self._ask("POST", "/pause?mode=keep")
 
     async def resume(self) -> None:
-        await self._command("/resume")
+        await self._ask("POST", "/resume")
 
     async def update(self, info: dict[str, Any]) -> None:
-        await self._command("/start_weight_update")
-        await self._command("/update_weights", {"update_info": info})
-        await self._command("/finish_weight_update", {})
+        await self._ask("POST", "/start_weight_update")
+        await self._ask("POST", "/update_weights", {"update_info": info})
+        await self._ask("POST", "/finish_weight_update", {})
 
     async def load_adapter(self, folder: str) -> None:
-        await self._command("/v1/load_lora_adapter",
-                            {"lora_name": ADAPTER_NAME, "lora_path": folder, "load_inplace": True})
+        await self._ask("POST", "/v1/load_lora_adapter",
+                        {"lora_name": ADAPTER_NAME, "lora_path": folder, "load_inplace": True})
         self._model = ADAPTER_NAME
 
     async def version(self) -> str:
-        return _read(_WeightInfo, await self._command("/weight_info", method="GET"), self.name).weight_version
+        return _read(_WeightInfo, await self._ask("GET", "/weight_info"), self.name).weight_version
 
     async def set_version(self, version: str) -> None:
-        await self._command("/update_weight_version", {"new_version": version})
+        await self._ask("POST", "/update_weight_version", {"new_version": version})
 
     async def sleep(self, level: int) -> None:
-        await self._command(f"/sleep?level={level}")
+        await self._ask("POST", f"/sleep?level={level}")
 
     async def wake(self, tag: str) -> None:
-        await self._command(f"/wake_up?tags={tag}")
+        await self._ask("POST", f"/wake_up?tags={tag}")
 
     async def world_size(self) -> int:
         """Its workers."""
-        return _read(TypeAdapter(dict[str, int]), await self._command("/get_world_size", method="GET"),
+        return _read(TypeAdapter(dict[str, int]), await self._ask("GET", "/get_world_size"),
                      self.name)["world_size"]
 
     def close(self) -> None:
@@ -256,11 +256,8 @@ class ServerReplica:
             "model": self._model, "token_ids": prompt_ids, "sampling_params": sampling, "cache_salt": salt})
         return _read(_Answer, content, f"{self.name}/inference/v1/generate")
 
-    async def _command(self, path: str, body: Any = None, *, method: str = "POST") -> bytes:
-        """Never tried again: half of it may be done."""
-        return await self._ask(method, path, body)
-
     async def _ask(self, method: str, path: str, body: Any = None) -> bytes:
+        """One try: what changes the server is never tried again, since half of it may be done."""
         response, content = await self.client.request(method, self.name + path, body)
         if response.status_code == 200:
             return content

@@ -49,7 +49,7 @@ class VLLMServer:
         Raises EngineError where it ends instead, or takes longer than `startup_seconds`.
         """
         self.close()
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-P", str(SUPERVISOR), *self._command, "--host", "127.0.0.1", "--port", str(port)]
         with open(self.log, "ab") as log:
@@ -96,7 +96,8 @@ def engine_arguments(model: str, *, dtype: str, max_context: int, backend: str, 
             "--weight-transfer-config", json.dumps({"backend": backend}), *further]
 
 
-def _free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on there now."""
     with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
+        one.bind((host, 0))
         return one.getsockname()[1]

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from agents.engine import EngineError
 from agents.models import Policy
 from agents.vllm_replica import Replica, ServerReplica
+from agents.vllm_server import free_port
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -174,6 +175,4 @@ def _own_address(url: str) -> tuple[str, int]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         one.connect((place.hostname, place.port or 80))  # sends nothing: it only picks the way out
         address = one.getsockname()[0]
-    with socket.socket() as one:
-        one.bind((address, 0))
-        return address, one.getsockname()[1]
+    return address, free_port(address)

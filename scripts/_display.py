@@ -86,7 +86,7 @@ class TrainingDisplay:
 
 
 class SilentDisplay:
-    """The `Display` of a rank that shows nothing, beside the one that does."""
+    """A `Display` that shows nothing."""
 
     def __enter__(self) -> "SilentDisplay":
         return self

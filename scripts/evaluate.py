@@ -46,10 +46,11 @@ SCRIPTED = ("gold", "random", "noop")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 no problem could be counted, 2 wrong arguments, 130 interrupted."""
+    """Exit codes: 0 done, 1 no problem could be counted or the engine failed, 2 wrong arguments, 130 interrupted."""
     arguments, console = parse(argv), Console()
     try:
-        return run(arguments, console)
+        with ExitStack() as beside:
+            return run(arguments, console, beside)
     except KeyboardInterrupt:
         console.error("interrupted; nothing was written")
         return 130
@@ -135,12 +136,7 @@ class Panel:
         return summarise(self.tasks, groups, report, samples=self.samples, seed=self.seed), groups
 
 
-def run(arguments: argparse.Namespace, console: Console) -> int:
-    with ExitStack() as beside:
-        return evaluate(arguments, console, beside)
-
-
-def evaluate(arguments: argparse.Namespace, console: Console, beside: ExitStack) -> int:
+def run(arguments: argparse.Namespace, console: Console, beside: ExitStack) -> int:
     """`beside` closes what the agent needs."""
     quiet_transformers(console)
     try:

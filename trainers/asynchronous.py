@@ -8,16 +8,15 @@ counted.
 """
 
 import asyncio
-import threading
 import time
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import CancelledError
 from typing import Any
 
 import torch
 
 from agents.agent import ModelAgent
+from agents.background import BackgroundLoop
 from agents.episode import Start
 from agents.rollout import Rollout, RolloutError, RolloutReport, derive_seed
 from agents.trajectory import Group
@@ -41,10 +40,8 @@ class AsynchronousRollouts:
         self._queue: deque[tuple[int, Group | None, RolloutReport]] = deque()
         self._room, self._arrived = asyncio.Event(), asyncio.Event()
         self._last_taken = time.perf_counter()
-        self._loop = asyncio.new_event_loop()
-        self._playing = self._loop.create_task(self._play())
-        self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
-        self._thread.start()
+        self._loop = BackgroundLoop()
+        self._playing = self._loop.call(self._start())
 
     def take(self, step: int) -> tuple[list[Group], RolloutReport, list[Group]]:
         """What `gather` returns, for the step that learns with the weights of version `step - 1`."""
@@ -66,24 +63,23 @@ class AsynchronousRollouts:
 
     def close(self) -> None:
         """End all episodes and close their environments."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._playing.cancel)
-        self._thread.join()
+        self._loop.close()
         self._rollout.close()
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """The result of `work`, done in the rollouts' thread."""
-        if self._playing.done():
-            self._playing.result()
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-        except CancelledError:  # the thread ended, since `_play` failed
-            self._playing.result()
-            raise
+        """The result of `work`, done in the rollouts' thread; raises what `_play` raises where it fails."""
+        return self._loop.call(self._unless_failed(work))
 
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(asyncio.wait([self._playing]))  # what else is under way is cancelled at its end
+    async def _unless_failed(self, work: Coroutine[Any, Any, Any]) -> Any:
+        doing = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([doing, self._playing], return_when=asyncio.FIRST_COMPLETED)
+            return doing.result() if doing.done() else self._playing.result()
+        finally:
+            doing.cancel()
+
+    async def _start(self) -> asyncio.Task:
+        return asyncio.create_task(self._play())
 
     async def _play(self) -> None:
         gate, settings = asyncio.Semaphore(self._rollout.concurrency), self._config.rollout

@@ -23,6 +23,7 @@ from agents.trajectory import Group, Trajectory, Turn
 from agents.transformers_engine import TransformersEngine
 from envs.core import Task
 from scripts._bench.child import ROOT, Job, answer, memory
+from scripts._display import SilentDisplay
 from trainers.algorithms.grpo import GRPO
 from trainers.batch import Batch, pack
 from trainers.config import build_config
@@ -180,23 +181,17 @@ def check_training(seconds: float, device: str, small: bool, tell: Tell) -> None
     tell("engine against learner at the first step", trained[0]["logprob_gap"], "nats", FLOAT32_LIMIT)
 
 
-class Clock:
+class Clock(SilentDisplay):
     """A training run's display that ends it when its time is up."""
 
     def __init__(self, seconds: float):
         self.rows: list[dict[str, float]] = []
         self.began, self._seconds = time.perf_counter(), seconds
 
-    def phase(self, name: str, total: int, done: int = 0) -> None:
-        pass
-
     def advance(self, metrics: dict[str, float]) -> None:
         self.rows.append(metrics)
         if "success_rate" in metrics and time.perf_counter() - self.began > self._seconds:
             raise KeyboardInterrupt
-
-    def evaluation(self, title: str, evaluation: Any) -> None:
-        raise AssertionError("nothing is evaluated here")
 
 
 def large_model(size: str, device: str, small: bool) -> Policy:

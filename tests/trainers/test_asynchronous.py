@@ -151,7 +151,7 @@ def test_a_run_beside_its_rollouts_trains_on_what_is_fresh_enough(tmp_path):
     assert len(set(task_keys(tmp_path))) == 12
     versions = {turn["weight_version"] for row in rows(tmp_path, "trajectories") for turn in row["turns"]}
     assert versions <= set(range(6)) and 0 in versions
-    assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "background"]
 
 
 def test_a_run_that_stops_and_goes_on_learns_from_every_task_once_in_an_epoch(tmp_path):
