@@ -63,7 +63,8 @@ def served(request, tmp_path_factory):
     engine = engine_for(policy, tmp_path_factory.mktemp("vllm"))
     yield engine, policy
     engine.close()
-    assert not any("vllm" in " ".join(child.cmdline()) for child in psutil.Process().children(recursive=True))
+    left = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    assert not any("vllm.entrypoints" in line or line.startswith("VLLM::") for line in left)
 
 
 def renewed(policy: Policy, seed: int) -> Policy:
@@ -86,7 +87,10 @@ def test_log_probabilities_are_those_of_the_model_at_the_sampling_temperature(se
         assert len(found.response_ids) and np.abs(found.logprobs - expected).max() < 1e-4
         text = policy.tokenizer.decode(found.response_ids)
         ended = int(found.response_ids[-1]) in policy.end_ids or "a" in text
-        assert found.finish_reason == ("stop" if ended else "length") and "a" not in text[:-3]
+        reasons = {"stop"} if ended else {"length"}
+        if len(found.response_ids) == request.max_new_tokens:  # vLLM looks at the length first
+            reasons.add("length")
+        assert found.finish_reason in reasons and "a" not in text[:-3]
 
 
 def test_equal_seeds_give_equal_responses_and_others_do_not(served):
@@ -112,24 +116,25 @@ def test_new_weights_reach_every_tensor_and_no_cache_outlives_them(served):
         assert np.abs(found.logprobs - logprobs_alone(policy, prompt, found.response_ids)).max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["spoilt", "missing", "other version"])
+@pytest.mark.parametrize("kind", ["spoilt", "part missing", "missing", "other version"])
 def test_a_sync_that_went_wrong_is_seen_and_a_whole_one_heals_it(kind, served, monkeypatch):
     engine, policy = served
     sync, prepare = WeightSync(engine, policy, gap_limit=1e-4), SharedMemoryTransfer.prepare
 
     def spoil(self, weights, version):
-        weights = dict(weights)
-        name = "model.layers.1.self_attn.v_proj.weight"
+        weights, layer = dict(weights), "model.layers.1.self_attn"
         if kind == "spoilt":
-            weights[name] = weights[name] * 1.1
+            weights[f"{layer}.v_proj.weight"] = weights[f"{layer}.v_proj.weight"] * 1.1
+        elif kind == "part missing":  # vLLM holds queries', keys' and values' in one, and counts it as sent
+            del weights[f"{layer}.v_proj.weight"]
         elif kind == "missing":
-            del weights[name]
+            del weights[f"{layer}.o_proj.weight"]
         prepare(self, weights, version + (kind == "other version"))
         self._version = str(version)
     sync(engine.weight_version + 1)
     with monkeypatch.context() as patch:
         patch.setattr(SharedMemoryTransfer, "prepare", spoil)
-        if kind == "spoilt":
+        if kind in ("spoilt", "part missing"):
             with pytest.raises(WeightSyncError):
                 sync(engine.weight_version + 1)
         else:
@@ -145,15 +150,15 @@ def test_a_response_under_way_goes_on_with_the_new_weights(served):
     old = engine.weight_version
 
     async def ask_and_load():
-        # No token of these ends a response, so that it is long.
-        asked = asyncio.create_task(engine.generate(Request(prompt_ids=random_ids(np.random.default_rng(3), 4),
-                                                            max_new_tokens=120, seed=4)))
+        # Random tokens seldom end a response: some of eight are long enough to be under way.
+        asked = [asyncio.create_task(engine.generate(Request(prompt_ids=random_ids(np.random.default_rng(3), 4),
+                                                             max_new_tokens=120, seed=seed))) for seed in range(8)]
         await asyncio.sleep(0.3)
         engine.load(renewed(policy, 9).model.state_dict(), old + 1)
-        return await asked
+        return await asyncio.gather(*asked)
     found = asyncio.run(ask_and_load())
-    versions = [version for version, _ in found.weight_versions] or [found.weight_version]
-    assert versions in ([old], [old, old + 1], [old + 1]) and len(found.logprobs) == len(found.response_ids)
+    assert [old, old + 1] in [[version for version, _ in one.weight_versions] for one in found]
+    assert all(len(one.logprobs) == len(one.response_ids) for one in found)
 
 
 @pytest.mark.skipif(sys.executable != PYTHON, reason="needs vLLM in this interpreter: make test-vllm")
