@@ -128,7 +128,10 @@ def test_a_cancelled_group_frees_its_workers_at_once(noting, tmp_path):
     class Waiting(noting):
         def _step(self, action):
             if self.task.key == "1":
+                (tmp_path / f"waiting {os.getpid()}").touch()
                 time.sleep(1000)
+            # An environment that is idle when its group is cancelled keeps its process for the next: both must hang.
+            assert settled(lambda: len(list(tmp_path.glob("waiting *"))) == 2)
             return super()._step(action)
 
     with closing(Rollout(Waiting)) as rollout:
