@@ -38,8 +38,8 @@ class RolloutReport:
     retries: int = 0
     dropped_groups: int = 0
     """Groups that failed."""
-    cancelled_groups: int = 0
-    """Groups under way when enough others were whole."""
+    cancelled: list[int] = field(default_factory=list)
+    """Places, among the rollout's tasks, of the groups under way when enough others were whole."""
     stale_groups: int = 0
     """Groups that were too old to learn from; they count in what was spent."""
     errors: Counter[str] = field(default_factory=Counter)
@@ -135,7 +135,7 @@ class Rollout:
         async with asyncio.TaskGroup() as running:
             for place in range(len(starts)):
                 waiting[place] = running.create_task(play(place))
-        report.cancelled_groups = len(waiting)
+        report.cancelled = list(waiting)
         report.seconds = time.perf_counter() - began
         return groups, report
 

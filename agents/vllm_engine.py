@@ -32,14 +32,15 @@ class VLLMEngine:
     """
 
     def __init__(self, replicas: Sequence[Replica], end_ids: Sequence[int], *, max_context: int,
-                 transfer: WeightTransfer | None = None, shares_gpu: bool = False):
+                 transfer: WeightTransfer | None = None, shares_gpu: bool = False, keep_cache: bool = True):
         """`replicas` start with the same weights, which are version 0. `end_ids` end a response. `max_context`: prompt
         and response tokens, at most what the replicas read. `transfer`: how `load` brings new weights; None: it
-        cannot. `shares_gpu`: `sleep` frees its memory."""
+        cannot. `shares_gpu`: `sleep` frees its memory. `keep_cache`: responses under way at `load` go on with the keys
+        and values of the older weights, else these are computed anew."""
         if not replicas:
             raise ValueError("an engine needs at least one replica")
         self.replicas, self.max_context, self.transfer = list(replicas), max_context, transfer
-        self.shares_gpu = shares_gpu
+        self.shares_gpu, self._keep_cache = shares_gpu, keep_cache
         self.weight_version = 0
         self._end_ids = sorted(end_ids)
         self._sent = False
@@ -77,7 +78,8 @@ class VLLMEngine:
         # All that shapes the distribution is said: a server's defaults may come from the model's generation config.
         sampling = {"temperature": request.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0,
                     "seed": request.seed % 2**63, "max_tokens": room, "stop_token_ids": self._end_ids,
-                    **({"stop": list(request.stop), "include_stop_str_in_output": True} if request.stop else {})}
+                    **({"stop": list(request.stop), "include_stop_str_in_output": True, "skip_special_tokens": False}
+                       if request.stop else {})}
         home = self._home(request.episode)
         home.running += 1
         try:
@@ -208,6 +210,8 @@ class VLLMEngine:
             await self.transfer.send(replica)
             if self._asleep:
                 await replica.wake("kv_cache")
+            if not self._keep_cache:
+                await replica.forget()
         await replica.set_version(str(self.weight_version))
         if self._sent:
             await replica.resume()

@@ -87,6 +87,9 @@ class InProcessReplica:
         self._adapter = LoRARequest(ADAPTER_NAME, 1, folder)
         await self._do(self._llm.add_lora(LoRARequest(ADAPTER_NAME, 1, folder, load_inplace=True)))
 
+    async def forget(self) -> None:
+        await self._do(self._llm.reset_prefix_cache(reset_running_requests=True))
+
     async def version(self) -> str:
         return await self._do(self._llm.get_weight_version())
 

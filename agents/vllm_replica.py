@@ -77,6 +77,9 @@ class Replica(Protocol):
     async def load_adapter(self, folder: str) -> None:
         """Sample with the LoRA adapter in `folder` from now on, in place of the one before."""
 
+    async def forget(self) -> None:
+        """Compute all keys and values anew, also of what is held by `pause`."""
+
     async def version(self) -> str:
         """Of the weights that it holds."""
 
@@ -229,6 +232,9 @@ class ServerReplica:
         await self._ask("POST", "/v1/load_lora_adapter",
                         {"lora_name": ADAPTER_NAME, "lora_path": folder, "load_inplace": True})
         self._model = ADAPTER_NAME
+
+    async def forget(self) -> None:
+        await self._ask("POST", "/reset_prefix_cache?reset_running_requests=true")
 
     async def version(self) -> str:
         return _read(_WeightInfo, await self._ask("GET", "/weight_info"), self.name).weight_version

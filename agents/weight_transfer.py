@@ -89,17 +89,19 @@ class NCCLTransfer:
     """vLLM's own broadcast between GPUs. The trainer needs vLLM in its environment too.
 
     Each replica has a group of its own with the trainer, so that one can be lost and come back without the others.
-    `prepare` keeps the tensors themselves: they must stay as they are for as long as a replica may come back.
     """
 
-    def __init__(self, dtype: torch.dtype):
-        """`dtype`: what the servers compute in."""
-        self._dtype = dtype
+    def __init__(self, dtype: torch.dtype, *, copy: bool):
+        """`dtype`: what the servers compute in. `copy`: for weights that may change while a replica can come back; else
+        the tensors themselves are kept."""
+        self._dtype, self._copy = dtype, copy
         self._weights: list[tuple[str, torch.Tensor]] = []
         self._trainers: dict[Replica, Any] = {}
 
     def prepare(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         self._weights = untied(weights)
+        if self._copy:
+            self._weights = [(name, tensor.detach().to(self._dtype, copy=True)) for name, tensor in self._weights]
 
     async def send(self, replica: ServerReplica) -> None:
         workers = await replica.world_size()

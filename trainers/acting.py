@@ -3,9 +3,7 @@
 With several ranks each holds one and calls its methods in step; the leader's alone samples.
 """
 
-import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import envs
@@ -14,12 +12,11 @@ from agents.engine import Engine
 from agents.models import Policy
 from agents.rollout import Rollout, RolloutReport
 from agents.trajectory import Group, Trajectory
-from agents.transformers_engine import TransformersEngine
 from envs.core import Task, TextEnv
 from trainers.asynchronous import AsynchronousRollouts
 from trainers.config import TrainConfig
 from trainers.distributed import acting_policy, copy_weights
-from trainers.engines import make_engine
+from trainers.engines import make_engine, make_engine_beside
 from trainers.evaluation import Evaluation, evaluate
 from trainers.gathering import TaskSampler, branch, gather
 from trainers.ranks import from_leader, rank
@@ -34,9 +31,7 @@ class Acting:
         EngineError."""
         self._config, self._policy = run.config, policy
         self._own = acting_policy(policy)
-        self._tasks = TaskSampler(tasks, run.config.run.seed)
-        self._tasks.position = state["task_position"] if state else 0
-        self._unfinished: list[int] = state["unfinished_tasks"] if state else []
+        self._tasks = TaskSampler(tasks, run.config.run.seed, state)
         self._ahead: AsynchronousRollouts | None = None
         self._leads = rank() == 0
         if self._leads:
@@ -48,7 +43,7 @@ class Acting:
     def sync(self, version: int) -> dict[str, float]:
         """Sample with the weights that the policy has now, under this version; metrics of how that went."""
         copy_weights(self._policy, self._own)
-        return from_leader(lambda: self._bring(version))
+        return from_leader(lambda: self._sync(version))
 
     def take(self, step: int) -> tuple[list[Group], RolloutReport, list[Group],
                                        list[list[dict[int, Sequence[Trajectory]]]]]:
@@ -61,17 +56,9 @@ class Acting:
         return from_leader(lambda: evaluate(self._rollout, self._judged, panel, samples=samples,
                                             seed=self._config.evaluation.seed))
 
-    def learned(self, step: int) -> None:
-        """The policy has learned from a step: rollouts that go on beside the learner do so with what it is now."""
-        if self._config.rollout.max_staleness:
-            copy_weights(self._policy, self._own)
-        if self._ahead:
-            self._ahead.load(self._own.model.state_dict(), version=step)
-
     def progress(self) -> dict[str, Any]:
         """What a checkpoint keeps of the tasks: the next one, and those begun that nothing was learnt from yet."""
-        return self._ahead.progress() if self._ahead else {"task_position": self._tasks.position,
-                                                           "unfinished_tasks": self._unfinished}
+        return (self._ahead or self._tasks).progress()
 
     def close(self) -> None:
         """End what is under way; close environments and engine."""
@@ -80,6 +67,10 @@ class Acting:
         if self._leads:
             self._rollout.close()
             self._engine.close()
+
+    def _sync(self, version: int) -> dict[str, float]:
+        beside = self._ahead.sync(version) if self._ahead else {}  # first: this may be the same engine
+        return self._bring(version) | beside
 
     def _take(self, step: int) -> tuple:
         if self._config.rollout.max_staleness:
@@ -92,15 +83,13 @@ class Acting:
         return groups, report, sampled, continuations
 
     def _roll_ahead(self, version: int) -> AsynchronousRollouts:
-        """Rollouts beside the learner, with a copy of the policy, from where the checkpoint left off."""
-        settings = self._config.rollout
-        own = replace(self._own, model=copy.deepcopy(self._own.model))
-        engine = TransformersEngine(own, slots=settings.concurrency, max_context=settings.max_context_tokens,
-                                    keep_cache=settings.keep_cache)
-        engine.load({}, version=version)
-        return AsynchronousRollouts(
-            self._config, make_rollout(self._config), make_agent(self._config, engine, own, settings.temperature),
-            self._tasks, self._unfinished)
+        """Rollouts beside the learner, from where the checkpoint left off."""
+        config, engine, bring = self._config, self._engine, self._bring
+        if config.engine.name == "transformers":  # this one's weights are the learner's, which change meanwhile
+            engine, bring = make_engine_beside(config, self._own)
+            bring(version)
+        agent = make_agent(config, engine, self._own, config.rollout.temperature)
+        return AsynchronousRollouts(config, make_rollout(config), agent, self._tasks, bring)
 
 
 def make_env(config: TrainConfig, **options: Any) -> TextEnv:

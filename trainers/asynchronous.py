@@ -10,10 +10,8 @@ counted.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
-
-import torch
 
 from agents.agent import ModelAgent
 from agents.background import BackgroundLoop
@@ -28,11 +26,11 @@ class AsynchronousRollouts:
     """Groups of episodes, played ahead of the learner, whose thread calls the methods."""
 
     def __init__(self, config: TrainConfig, rollout: Rollout, agent: ModelAgent, tasks: TaskSampler,
-                 unfinished: Sequence[int] = ()):
-        """Nobody else may use `rollout` and `agent` with its engine. `unfinished`: positions of tasks that an earlier
-        part of the run took and did not learn from; they come first."""
+                 bring: Callable[[int], dict[str, float]]):
+        """Nobody else may use `rollout`, nor the agent's engine unless it answers several event loops. `bring(version)`
+        gives this the learner's weights."""
         self._config, self._rollout, self._agent, self._tasks = config, rollout, agent, tasks
-        self._again = deque(unfinished)
+        self._bring = bring
         self._begun: set[int] = set()
         """Positions of the tasks that are under way or in the queue."""
         self._learning = 0
@@ -47,18 +45,20 @@ class AsynchronousRollouts:
         """What `gather` returns, for the step that learns with the weights of version `step - 1`."""
         return self._do(self._take(step))
 
-    def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Sample from these weights from the next token on; they are copied before this returns."""
-        async def load() -> None:
-            self._agent.engine.load(weights, version)
+    def sync(self, version: int) -> dict[str, float]:
+        """Sample from the learner's weights as they are, from the next token on; metrics of how that went. Raises
+        EngineError."""
+        async def bring() -> dict[str, float]:
+            metrics = self._bring(version)
             self._learning = 0
             self._room.set()
-        self._do(load())
+            return metrics
+        return self._do(bring())
 
     def progress(self) -> dict[str, Any]:
         """What a checkpoint keeps of the tasks: the next one, and those begun that nothing was learnt from yet."""
         async def progress() -> dict[str, Any]:
-            return {"task_position": self._tasks.position, "unfinished_tasks": sorted({*self._again, *self._begun})}
+            return self._tasks.progress(under_way=self._begun)
         return self._do(progress())
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class AsynchronousRollouts:
         async with asyncio.TaskGroup() as groups:
             while True:
                 while len(self._begun) + self._learning < (settings.max_staleness + 1) * settings.tasks_per_step:
-                    position = self._again.popleft() if self._again else self._tasks.draw()
+                    position = self._tasks.draw()
                     self._begun.add(position)
                     groups.create_task(self._group(position, gate))
                 self._room.clear()

@@ -136,8 +136,8 @@ class RolloutSettings:
     retries: NonNegativeInt = 2
     """New tries of an episode that failed; then its group is dropped."""
     oversampled_tasks: NonNegativeInt = 0
-    """Further tasks begun for each batch. Once enough groups are whole the slowest ones are cancelled: a batch does not
-    wait for the longest episodes, and holds fewer of them."""
+    """Further tasks begun for each batch. Once enough groups are whole the slowest ones are cancelled, and their tasks
+    come first in the next batch: none waits for the longest episodes, and holds fewer of them."""
     episode_seconds: PositiveFloat = 600.0
     """Deadline of one try of an episode."""
     engine_seconds: PositiveFloat = 300.0
@@ -145,9 +145,9 @@ class RolloutSettings:
     environment_seconds: PositiveFloat = 120.0
     """Deadline of one call of a blocking environment, verification included."""
     max_staleness: NonNegativeInt = 0
-    """0: each batch is sampled with the weights that learn from it. k: rollouts go on while the learner works, with an
-    engine that has its own copy of the weights, and a batch may be up to k updates old; episodes under way at an update
-    go on with the new weights."""
+    """0: each batch is sampled with the weights that learn from it. k: rollouts go on while the learner works, on
+    servers or with a copy of the weights, and a batch may be up to k updates old; episodes under way at an update go on
+    with the new weights."""
     keep_cache: bool = True
     """With `max_staleness`: a response under way at an update goes on with the keys and values that the older weights
     computed; false: they are computed anew."""
@@ -247,8 +247,9 @@ class TrainConfig:
         if self.rollout.max_staleness and self.rollout.oversampled_tasks:
             raise SettingsError("rollout.oversampled_tasks: where rollouts go on beside the learner "
                                 "(rollout.max_staleness), no batch waits for the longest episodes; set one of them")
-        if self.rollout.max_staleness and self.engine.name == "vllm":
-            raise SettingsError("rollout.max_staleness is for the transformers engine so far: set it to 0 with vLLM")
+        if self.rollout.max_staleness and self.engine.in_process:
+            raise SettingsError("engine.in_process is a vLLM that sleeps while the learner works: with "
+                                "rollout.max_staleness give it servers")
         for address in self.engine.servers:
             try:
                 read_address(address)

@@ -1,6 +1,8 @@
 """The engine that a run samples with, made from its settings."""
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -40,7 +42,17 @@ def make_engine(run: Run, policy: Policy) -> tuple[Engine, WeightSync]:
     replicas = make_replicas(settings, model, dtype=dtype, max_context=max_context, folder=run.folder,
                              arguments=arguments)
     engine = connected(VLLMEngine(replicas, policy.end_ids, max_context=max_context, shares_gpu=settings.in_process,
-                                  transfer=make_transfer(settings, policy, dtype)))
+                                  keep_cache=config.rollout.keep_cache,
+                                  transfer=make_transfer(config, policy, dtype)))
+    return engine, WeightSync(engine, policy, gap_limit=gap_limit(config))
+
+
+def make_engine_beside(config: TrainConfig, policy: Policy) -> tuple[TransformersEngine, WeightSync]:
+    """A transformers engine with a copy of the policy's weights, and what brings it those that the policy has later."""
+    settings = config.rollout
+    own = replace(policy, model=copy.deepcopy(policy.model))
+    engine = TransformersEngine(own, slots=settings.concurrency, max_context=settings.max_context_tokens,
+                                keep_cache=settings.keep_cache)
     return engine, WeightSync(engine, policy, gap_limit=gap_limit(config))
 
 
@@ -93,10 +105,11 @@ def make_replicas(settings: EngineSettings, model: str, *, dtype: str, max_conte
             for i, device in enumerate(devices)]
 
 
-def make_transfer(settings: EngineSettings, policy: Policy, dtype: str) -> WeightTransfer:
+def make_transfer(config: TrainConfig, policy: Policy, dtype: str) -> WeightTransfer:
     """How weights in `dtype`, or the policy's adapter alone, come to the replicas."""
+    settings, precision = config.engine, getattr(torch, dtype)
     if has_adapter(policy.model):
         return AdapterTransfer(policy)
-    precision = getattr(torch, dtype)
-    return NCCLTransfer(precision) if settings.transfer == "nccl" and not settings.in_process \
-        else SharedMemoryTransfer(precision)
+    if settings.transfer == "nccl" and not settings.in_process:
+        return NCCLTransfer(precision, copy=config.rollout.max_staleness > 0)
+    return SharedMemoryTransfer(precision)

@@ -1,7 +1,8 @@
 """What a step trains on: tasks in their order, the groups that the algorithm keeps, episodes that branch off them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +26,15 @@ def gather(config: TrainConfig, rollout: Rollout, agent: ModelAgent, tasks: "Tas
         seed = derive_seed(config.run.seed, "rollout", step, attempt)
         missing = math.ceil((wanted - len(kept)) * max(1, len(sampled)) / max(1, len(kept)))  # at the rate kept so far
         count = min(wanted, missing)
+        drawn = [tasks.draw() for _ in range(count + further)]
         try:
-            groups, report = rollout.run(agent, tasks.take(count + further), config.rollout.group_size, seed,
-                                         wanted=count if further else None)
+            groups, report = rollout.run(agent, [tasks.at(position) for position in drawn], config.rollout.group_size,
+                                         seed, wanted=count if further else None)
         except RolloutError as error:
             if not sampled:
                 raise
             groups, report = [], error.report  # a refill may be a single group
+        tasks.give_back(drawn[place] for place in report.cancelled)
         total.add(report)
         sampled += groups
         kept += [group for group in groups if config.algorithm.keep(group)]
@@ -72,22 +75,31 @@ def branch(config: TrainConfig, rollout: Rollout, agent: ModelAgent, groups: Seq
 
 
 class TaskSampler:
-    """Tasks in an order shuffled anew in each epoch; `position` alone says where it stands."""
+    """Tasks in an order shuffled anew in each epoch, once in each. A task goes by its position: the number of those
+    before it."""
 
-    def __init__(self, tasks: Sequence[Task], seed: int):
+    def __init__(self, tasks: Sequence[Task], seed: int, progress: Mapping[str, Any] | None = None):
+        """`progress`: where an earlier part of the run stood."""
         self._tasks, self._seed = tasks, seed
         self._epoch, self._order = -1, np.zeros(0, np.int64)
-        self.position = 0
-        """Tasks taken so far."""
+        self.position: int = progress["task_position"] if progress else 0
+        """Of the next new task."""
+        self._given_back: list[int] = list(progress["unfinished_tasks"]) if progress else []
 
-    def take(self, count: int) -> list[Task]:
-        """The next `count` tasks; each comes once per epoch."""
-        return [self.at(self.draw()) for _ in range(count)]
+    def progress(self, under_way: Iterable[int] = ()) -> dict[str, Any]:
+        """What a checkpoint keeps; of tasks `under_way` nothing was learnt yet."""
+        return {"task_position": self.position, "unfinished_tasks": sorted([*self._given_back, *under_way])}
 
     def draw(self) -> int:
-        """The position of the next task."""
+        """The position of the next task: of those given back the oldest, else the next new one."""
+        if self._given_back:
+            return self._given_back.pop(0)
         self.position += 1
         return self.position - 1
+
+    def give_back(self, positions: Iterable[int]) -> None:
+        """Nothing was learnt from these: they come again, before any new one."""
+        self._given_back = sorted([*self._given_back, *positions])
 
     def at(self, position: int) -> Task:
         """The task that comes after `position` others."""

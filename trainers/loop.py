@@ -107,7 +107,6 @@ def train(run: Run, display: Display) -> list[Evaluation]:
                     shown = islice((t for group in groups for t in group.trajectories), config.run.log_trajectories)
                     run.append("trajectories.jsonl", [trajectory_line(trajectory, step=step) for trajectory in shown])
                     done, reached = step, acting.progress()
-                    acting.learned(step)
                 over = from_leader(partial(run.over, step))
                 display.advance(metrics)
                 evaluate_if_due(step)

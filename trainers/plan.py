@@ -55,7 +55,8 @@ def plan(config: TrainConfig) -> Iterator[tuple[str, str]]:
     yield f"memory of each of {ranks} ranks" if ranks > 1 else "memory in training", gibibytes(sum(sizes.values()))
     for name, size in sizes.items():
         yield f"  {name}", gibibytes(size)
-    copies = (ranks > 1) + (rollout.max_staleness > 0)
+    beside = rollout.max_staleness > 0 and (config.engine.name == "transformers" or config.engine.transfer == "nccl")
+    copies = (ranks > 1) + beside
     sampling = {"weights that are sampled from": copies * architecture.parameters * bytes_each,
                 "key-value cache, full": architecture.cache_bytes(rollout.concurrency * context, bytes_each)}
     yield "memory on top for sampling" + " (rank 0)" * (ranks > 1), gibibytes(sum(sampling.values()))

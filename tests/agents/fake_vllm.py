@@ -54,7 +54,6 @@ class FakeVLLM(ChatServer):
             return found
         name = path.partition("?")[0]
         if name == GENERATE:
-            self.go_on.wait(30)
             return json_reply(self.generate(body))
         if name == "/v1/models":
             return json_reply({"data": [{"id": "policy", "max_model_len": self.policy.max_context}]})
@@ -70,7 +69,8 @@ class FakeVLLM(ChatServer):
             self.version = body["new_version"]
         elif name == "/weight_info":
             return json_reply({"weight_version": self.version})
-        elif name not in ("/health", "/start_weight_update", "/finish_weight_update", "/sleep", "/wake_up"):
+        elif name not in ("/health", "/start_weight_update", "/finish_weight_update", "/sleep", "/wake_up",
+                          "/reset_prefix_cache"):
             return json_reply({"detail": "Not Found"}, 404)
         return json_reply({})
 
@@ -84,10 +84,13 @@ class FakeVLLM(ChatServer):
     @torch.no_grad()
     def generate(self, body):
         """Samples as `TransformersEngine` does."""
-        prompt, wanted, version = body["token_ids"], body["sampling_params"], self.version
-        ids, logprobs, reason = [], [], "length"
-        while len(ids) < wanted["max_tokens"] and reason == "length":
+        prompt, wanted = body["token_ids"], body["sampling_params"]
+        ids, logprobs, versions, reason = [], [], [], "length"
+        while len(ids) < wanted["max_tokens"] and reason == "length" and self.go_on.wait(30):
             with self.model_lock:
+                if not self.go_on.is_set():
+                    continue
+                versions.append(self.version)
                 logits = self.policy.model(input_ids=torch.tensor([prompt + ids])).logits[:, -1]
             (token,), (logprob,) = sample(logits, [wanted["temperature"]], [wanted.get("seed", 0)], [len(ids)])
             ids.append(token)
@@ -101,8 +104,15 @@ class FakeVLLM(ChatServer):
             scored = [None, *({str(i): {"logprob": one}} for i, one in zip(prompt[1:], found[1:]))]
         content = [{"token_id": i, "logprob": one, "rank": 1} for i, one in zip(ids, logprobs)]
         return {"choices": [{"index": 0, "token_ids": ids, "logprobs": {"content": content}, "finish_reason": reason,
-                             "weight_versions": [{"version": version, "start": 0, "end": len(ids)}]}],
+                             "weight_versions": spans(versions)}],
                 "prompt_logprobs": scored}
+
+
+def spans(versions):
+    """Of the tokens that were sampled with these."""
+    starts = [i for i, version in enumerate(versions) if i == 0 or version != versions[i - 1]]
+    return [{"version": versions[start], "start": start, "end": end}
+            for start, end in zip(starts, [*starts[1:], len(versions)])]
 
 
 def serving_vllm(policy, fault=lambda number, path, body: None):

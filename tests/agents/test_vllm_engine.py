@@ -68,7 +68,7 @@ def test_everything_that_shapes_the_distribution_is_said(connected):
         sent = server.bodies[-1]["sampling_params"]
     assert sent == {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "seed": 2**62 + 5,
                     "max_tokens": 8, "stop_token_ids": sorted(server.policy.end_ids), "stop": ["x", "y"],
-                    "include_stop_str_in_output": True}
+                    "include_stop_str_in_output": True, "skip_special_tokens": False}
 
 
 def test_a_response_ends_where_the_context_is_full(connected):

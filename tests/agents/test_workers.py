@@ -136,7 +136,7 @@ def test_a_cancelled_group_frees_its_workers_at_once(noting, tmp_path):
 
     with closing(Rollout(Waiting)) as rollout:
         groups, report = rollout.run(Script(), tasks(2), 2, seed=0, wanted=1)
-        assert len(groups) == 1 and report.cancelled_groups == 1
+        assert len(groups) == 1 and report.cancelled == [1]
         assert settled(lambda: len(running(Waiting.pids())) <= 2)
 
 

@@ -30,8 +30,9 @@ class Versioned:
     def __init__(self, waits=None):
         self.engine, self.waits, self.weight_version = self, waits, 0
 
-    def load(self, weights, version):
+    def bring(self, version):
         self.weight_version = version
+        return {}
 
     def start(self, env, observation, seed):
         return Actor(self, env.task.key)
@@ -56,12 +57,12 @@ class Actor:
         pass
 
 
-def ahead(agent, make_env=None, *, max_staleness=2, unfinished=(), **algorithm):
+def ahead(agent, make_env=None, *, max_staleness=2, progress=None, **algorithm):
     config = small_config(rollout={"tasks_per_step": 2, "group_size": 2, "max_staleness": max_staleness, "retries": 0},
                           algorithm={"name": "GRPO", **algorithm})
     counting = type("Counting", (Counting,), {"made": []})
-    tasks = TaskSampler(Parity(tasks=50).tasks("train"), seed=0)
-    return AsynchronousRollouts(config, Rollout(make_env or counting, retries=0), agent, tasks, unfinished)
+    tasks = TaskSampler(Parity(tasks=50).tasks("train"), 0, progress)
+    return AsynchronousRollouts(config, Rollout(make_env or counting, retries=0), agent, tasks, agent.bring)
 
 
 def test_the_age_of_a_trajectory_is_that_of_its_oldest_token():
@@ -80,7 +81,7 @@ def test_as_many_groups_as_the_bound_allows_are_begun_and_no_more():
             assert max(group.age(step - 1) for group in groups) <= 2
             # 2 groups a step have been taken; of 3 batches of 2 those of the other two may be begun.
             assert rollouts.progress()["task_position"] <= 2 * step + 4 and report.stale_groups == 0
-            rollouts.load({}, step)
+            rollouts.sync(step)
 
 
 def test_a_group_older_than_the_bound_is_dropped_and_counted_with_its_time_in_the_queue():
@@ -95,7 +96,7 @@ def test_a_group_older_than_the_bound_is_dropped_and_counted_with_its_time_in_th
             assert len(groups) == 2
             if report.stale_groups:
                 break
-            rollouts.load({}, step)
+            rollouts.sync(step)
     assert slow not in trained and sum(stale) >= 1 and not any(stale[:5])
 
 
@@ -105,13 +106,13 @@ def test_what_waited_in_the_queue_is_as_old_as_it_is():
         rollouts.take(1)
         while len(rollouts._queue) < 2:  # finished at version 0
             time.sleep(0.01)
-        rollouts.load({}, 5)
+        rollouts.sync(5)
         groups, report, _ = rollouts.take(6)
     assert report.stale_groups == 2 and all(group.age(5) == 0 for group in groups)
 
 
 def test_progress_names_every_task_that_nothing_was_learnt_from():
-    rollouts = ahead(Versioned(), unfinished=[40, 41])
+    rollouts = ahead(Versioned(), progress={"task_position": 0, "unfinished_tasks": [40, 41]})
     with closing(rollouts):
         keys = {group.task.key for step in (1, 2) for group in rollouts.take(step)[0]}
         progress = rollouts.progress()

@@ -27,7 +27,8 @@ from trainers.transcripts import read_trajectories
 
 
 class Scripted(Rollout):
-    """A rollout whose groups' rewards are given: one list per task, in the order of asking; None fails."""
+    """A rollout whose groups' rewards are given: one list per task, in the order of asking; None fails, an empty one is
+    cancelled."""
 
     def __init__(self, *batches):
         self.batches, self.asked, self.seeds = list(batches), [], []
@@ -43,12 +44,13 @@ class Scripted(Rollout):
         failed = sum(group is None for group in rewards)
         report = RolloutReport(dropped_groups=failed, sampled_tokens=sum(len(g.trajectories) for g in groups))
         report.errors["error_environment:OSError"] += failed
+        report.cancelled = [place for place, group in enumerate(rewards) if group == ()]
         if not groups:
             raise RolloutError("all groups failed", report)
         return groups, report
 
 
-DEAD, LIVE = (0, 0), (0, 1)
+DEAD, LIVE, SLOW = (0, 0), (0, 1), ()
 
 
 def gathered(rollout, name="DAPO", **algorithm):
@@ -86,6 +88,16 @@ def test_nothing_worth_training_on_is_an_error_that_says_what_to_do():
         gathered(Scripted([DEAD] * 4, [DEAD] * 4), max_generation_batches=2)
 
 
+def test_tasks_of_cancelled_groups_come_first_in_the_next_batch_and_in_a_checkpoint():
+    rollout = Scripted([LIVE, SLOW, LIVE, None], [LIVE, LIVE, SLOW, SLOW])
+    config = small_config(rollout={"tasks_per_step": 2, "group_size": 2, "oversampled_tasks": 2})
+    tasks = TaskSampler(Parity(tasks=100).tasks("train"), seed=0)
+    reports = [gather(config, rollout, None, tasks, step)[1] for step in (1, 2)]
+    assert rollout.asked == [[tasks.at(i).key for i in batch] for batch in ([0, 1, 2, 3], [1, 4, 5, 6])]
+    assert tasks.progress() == {"task_position": 7, "unfinished_tasks": [5, 6]}
+    assert [len(report.cancelled) for report in reports] == [1, 2]
+
+
 def test_groups_that_failed_are_counted_and_no_reward_is_made_of_them():
     kept, report, sampled, _ = gathered(Scripted([LIVE, None, LIVE, None]), name="GRPO")
     assert len(kept) == len(sampled) == 2 and report.dropped_groups == 2
@@ -103,12 +115,22 @@ def test_a_refill_that_fails_as_a_whole_does_not_lose_the_groups_kept():
 def test_tasks_come_once_per_epoch_and_position_alone_says_where():
     tasks = Parity(tasks=5).tasks("train")
     sampler = TaskSampler(tasks, seed=3)
-    first = [task.key for task in sampler.take(12)]
+    first = [sampler.at(sampler.draw()).key for _ in range(12)]
     assert all(sorted(first[i:i + 5]) == [task.key for task in tasks] for i in (0, 5))
     for position in range(12):
-        other = TaskSampler(tasks, seed=3)
-        other.position = position
-        assert [task.key for task in other.take(12 - position)] == first[position:]
+        other = TaskSampler(tasks, 3, {"task_position": position, "unfinished_tasks": []})
+        assert [other.at(other.draw()).key for _ in range(position, 12)] == first[position:]
+
+
+def test_tasks_that_were_given_back_come_first_and_the_oldest_of_them_at_once():
+    sampler = TaskSampler(Parity(tasks=5).tasks("train"), seed=3)
+    assert [sampler.draw() for _ in range(4)] == [0, 1, 2, 3]
+    sampler.give_back([3, 1])
+    progress = sampler.progress(under_way={2})
+    assert progress == {"task_position": 4, "unfinished_tasks": [1, 2, 3]}
+    resumed = TaskSampler(Parity(tasks=5).tasks("train"), 3, progress)
+    assert [sampler.draw() for _ in range(3)] == [1, 3, 4] and [resumed.draw() for _ in range(4)] == [1, 2, 3, 4]
+    assert sampler.progress() == resumed.progress() == {"task_position": 5, "unfinished_tasks": []}
 
 
 def test_dapo_samples_more_than_it_trains_on(tmp_path):

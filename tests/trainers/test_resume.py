@@ -36,6 +36,7 @@ VARIANTS = {
                "environment": {"options": {"turns": 4}}},
     "SERL": {"algorithm": {"name": "SERL", "teacher_steps": 3, "decay_steps": 14}},
     "warm start": {"warm_start": {"steps": 3, "batch_size": 2}},
+    "oversampled": {"rollout": {"oversampled_tasks": 1}},
     "LoRA": {"model": {"lora": {"rank": 2}}, "algorithm": {"kl_coefficient": 0.1},
              "warm_start": {"steps": 2, "batch_size": 2}},
     "autocast": {"model": {"autocast": True}, "optimizer": {"gradient_checkpointing": True}},

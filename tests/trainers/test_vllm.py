@@ -9,22 +9,25 @@ import os
 import sys
 from contextlib import closing
 
+import httpx
 import numpy as np
 import psutil
 import pytest
 import torch
 
+from agents.adapters import add_adapter
 from agents.engine import Request
 from agents.models import Policy, load_policy
 from agents.scoring import score_sequences
 from agents.vllm_engine import VLLMEngine
 from agents.vllm_in_process import InProcessReplica
-from agents.vllm_replica import ServerReplica
+from agents.vllm_replica import ADAPTER_NAME, ServerReplica
 from agents.vllm_server import VLLMServer, engine_arguments
-from agents.weight_transfer import SharedMemoryTransfer
+from agents.weight_transfer import AdapterTransfer, SharedMemoryTransfer
 from tests.agents.policies import generate, logprobs_alone, random_ids, random_policy
 from tests.trainers.runs import Recorder, rows
 from trainers.config import build_config
+from trainers.engines import connected
 from trainers.loop import train
 from trainers.run import Run
 from trainers.weight_sync import WeightSync, WeightSyncError
@@ -46,14 +49,8 @@ def engine_for(policy: Policy, folder, dtype="float32"):
     arguments = engine_arguments(str(folder / "model"), dtype=dtype, max_context=128, backend="shared_memory",
                                  further=FURTHER)
     server = VLLMServer(arguments, folder / "log", python=PYTHON)
-    engine = VLLMEngine([ServerReplica(server)], policy.end_ids, max_context=128,
-                        transfer=SharedMemoryTransfer(getattr(torch, dtype)))
-    try:
-        engine.connect()
-    except BaseException:
-        engine.close()
-        raise
-    return engine
+    return connected(VLLMEngine([ServerReplica(server)], policy.end_ids, max_context=128,
+                                transfer=SharedMemoryTransfer(getattr(torch, dtype))))
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
@@ -63,7 +60,8 @@ def served(request, tmp_path_factory):
     engine = engine_for(policy, tmp_path_factory.mktemp("vllm"))
     yield engine, policy
     engine.close()
-    left = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    left = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)
+            if child.status() != psutil.STATUS_ZOMBIE]
     assert not any("vllm.entrypoints" in line or line.startswith("VLLM::") for line in left)
 
 
@@ -71,7 +69,7 @@ def renewed(policy: Policy, seed: int) -> Policy:
     """The policy with other weights."""
     with torch.no_grad():
         generator = torch.Generator().manual_seed(seed)
-        for parameter in policy.model.parameters():
+        for parameter in filter(lambda one: one.requires_grad, policy.model.parameters()):
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return policy
 
@@ -90,7 +88,7 @@ def test_log_probabilities_are_those_of_the_model_at_the_sampling_temperature(se
         reasons = {"stop"} if ended else {"length"}
         if len(found.response_ids) == request.max_new_tokens:  # vLLM looks at the length first
             reasons.add("length")
-        assert found.finish_reason in reasons and "a" not in text[:-3]
+        assert found.finish_reason in reasons and "a" not in policy.tokenizer.decode(found.response_ids[:-1])
 
 
 def test_equal_seeds_give_equal_responses_and_others_do_not(served):
@@ -143,22 +141,27 @@ def test_a_sync_that_went_wrong_is_seen_and_a_whole_one_heals_it(kind, served, m
     assert sync(engine.weight_version + 1)["sync_gap"] < 1e-4
 
 
-def test_a_response_under_way_goes_on_with_the_new_weights(served):
+@pytest.mark.parametrize("keep_cache", [True, False])
+def test_a_response_under_way_goes_on_with_the_new_weights(keep_cache, served, monkeypatch):
     engine, policy = served
+    monkeypatch.setattr(engine, "_keep_cache", keep_cache)
     sync = WeightSync(engine, policy, gap_limit=1e-4)
     sync(engine.weight_version + 1)
-    old = engine.weight_version
+    old, prompt = engine.weight_version, random_ids(np.random.default_rng(3), 4)
 
     async def ask_and_load():
         # Random tokens seldom end a response: some of eight are long enough to be under way.
-        asked = [asyncio.create_task(engine.generate(Request(prompt_ids=random_ids(np.random.default_rng(3), 4),
-                                                             max_new_tokens=120, seed=seed))) for seed in range(8)]
+        asked = [asyncio.create_task(engine.generate(Request(prompt_ids=prompt, max_new_tokens=120, seed=seed)))
+                 for seed in range(8)]
         await asyncio.sleep(0.3)
         engine.load(renewed(policy, 9).model.state_dict(), old + 1)
         return await asyncio.gather(*asked)
     found = asyncio.run(ask_and_load())
-    assert [old, old + 1] in [[version for version, _ in one.weight_versions] for one in found]
     assert all(len(one.logprobs) == len(one.response_ids) for one in found)
+    changed = [one for one in found if [version for version, _ in one.weight_versions] == [old, old + 1]]
+    gaps = [np.abs(one.logprobs - logprobs_alone(policy, prompt, one.response_ids))[one.weight_versions[0][1] + 1:]
+            for one in changed]
+    assert changed and (np.concatenate(gaps).max() < 1e-4) == (not keep_cache)
 
 
 @pytest.mark.skipif(sys.executable != PYTHON, reason="needs vLLM in this interpreter: make test-vllm")
@@ -181,25 +184,87 @@ def test_in_this_process_it_is_the_same_engine(tmp_path):
             renewed(policy, version)
 
 
-def countdown(folder, steps=3, **sections):
+ROLLOUT = {"tasks_per_step": 2, "group_size": 4, "max_response_tokens": 24, "max_context_tokens": 512, "concurrency": 8}
+
+
+def countdown(folder, **sections):
     return Run.create(folder, build_config({
         "environment": {"id": "turngym/Countdown-v0"}, "evaluation": {"episodes": 0}, "model": {"head_size": 32},
         "engine": {"name": "vllm", "python": PYTHON, "arguments": FURTHER},
-        "rollout": {"tasks_per_step": 2, "group_size": 4, "max_response_tokens": 24, "max_context_tokens": 512,
-                    "concurrency": 8}, "run": {"steps": steps, "log_trajectories": 100}, **sections}))
+        "rollout": ROLLOUT, "run": {"steps": 3, "log_trajectories": 100}, **sections}))
 
 
-def test_three_steps_on_countdown_with_a_tiny_policy(tmp_path):
-    train(countdown(tmp_path, warm_start={"steps": 20}, algorithm={"name": "RLOO"}), Recorder())
+@pytest.fixture
+def say(capsys):
+    """Prints in spite of pytest."""
+    def out(*parts):
+        with capsys.disabled():
+            print(*parts)
+    return out
+
+
+@pytest.mark.parametrize("lora", [0, 8], ids=["all weights", "adapter"])
+def test_three_steps_on_countdown_with_a_tiny_policy(lora, tmp_path, say):
+    train(countdown(tmp_path, warm_start={"steps": 20}, algorithm={"name": "RLOO"},
+                    model={"head_size": 32, "lora": {"rank": lora}}), Recorder())
     found = rows(tmp_path)
+    say(f"\ntiny, float32, adapters of rank {lora}: gap after each sync", [row["sync_gap"] for row in found],
+        "of the tokens that train", [row["logprob_gap"] for row in found])
     assert [row["step"] for row in found] == [1, 2, 3]
     assert all(row["sync_gap"] < 1e-4 and row["logprob_gap"] < 1e-4 and not row["failed_episodes"] for row in found)
     assert {turn["weight_version"] for row in rows(tmp_path, "trajectories") for turn in row["turns"]
             if row["step"] == 3} == {2}
 
 
+def test_three_steps_beside_the_rollouts(tmp_path, say):
+    train(countdown(tmp_path, warm_start={"steps": 20}, algorithm={"name": "RLOO"},
+                    rollout=ROLLOUT | {"max_staleness": 1}), Recorder())
+    found = rows(tmp_path)
+    say("\nbeside the learner: gap after each sync", [row["sync_gap"] for row in found], "oldest tokens",
+        [row["staleness_max"] for row in found])
+    assert [row["groups_kept"] for row in found] == [2, 2, 2]
+    assert all(row["sync_gap"] < 1e-4 and row["staleness_max"] <= 1 and not row["failed_episodes"] for row in found)
+    assert found[0]["logprob_gap"] < 1e-4
+
+
+@pytest.fixture
+def adapted(tmp_path):
+    """An engine over a real server, and a policy with an adapter on the server's weights."""
+    policy = random_policy(head_dim=32, num_attention_heads=4, hidden_size=128)
+    policy.save(tmp_path / "model")
+    add_adapter(policy.model, rank=8, alpha=16.0, base=str(tmp_path / "model"))
+    arguments = engine_arguments(str(tmp_path / "model"), dtype="float32", max_context=128, backend="shared_memory",
+                                 further=[*FURTHER, "--enable-lora", "--max-lora-rank", "8"])
+    server = VLLMServer(arguments, tmp_path / "log", python=PYTHON)
+    engine = connected(VLLMEngine([ServerReplica(server)], policy.end_ids, max_context=128,
+                                  transfer=AdapterTransfer(policy)))
+    with closing(engine):
+        yield engine, policy
+
+
+def test_an_adapter_is_renewed_in_place_and_a_stale_or_lost_one_is_found(adapted, monkeypatch):
+    engine, policy = adapted
+    sync, prompt = WeightSync(engine, policy, gap_limit=1e-4), random_ids(np.random.default_rng(2), 100)
+    for version in (1, 2):
+        renewed(policy, version)
+        assert sync.gap() > 1e-2, "other weights are seen"
+        assert sync(version)["sync_gap"] < 1e-4
+        (found,) = generate(engine, Request(prompt_ids=prompt, max_new_tokens=8))
+        assert found.weight_version == version
+        assert np.abs(found.logprobs - logprobs_alone(policy, prompt, found.response_ids)).max() < 1e-4
+    replica = engine.replicas[0]
+    answer = httpx.post(f"{replica.name}/v1/unload_lora_adapter", json={"lora_name": ADAPTER_NAME})
+    assert answer.status_code == 200
+    (found,) = generate(engine, Request(prompt_ids=prompt, max_new_tokens=8))
+    assert np.abs(found.logprobs - logprobs_alone(policy, prompt, found.response_ids)).max() < 1e-4
+    monkeypatch.setattr(AdapterTransfer, "prepare", lambda *_: None)
+    renewed(policy, 3)
+    with pytest.raises(WeightSyncError):
+        sync(3)
+
+
 @pytest.mark.skipif(not SMALL_MODEL, reason="TURNGYM_SMALL_MODEL names no model")
-def test_three_steps_with_a_pretrained_model_stay_as_close_as_a_fresh_server(tmp_path):
+def test_three_steps_with_a_pretrained_model_stay_as_close_as_a_fresh_server(tmp_path, say):
     run = countdown(tmp_path / "run", model={"path": SMALL_MODEL, "dtype": "bfloat16"}, algorithm={"name": "RLOO"},
                     optimizer={"learning_rate": 1e-5})
     train(run, Recorder())
@@ -208,6 +273,6 @@ def test_three_steps_with_a_pretrained_model_stay_as_close_as_a_fresh_server(tmp
     engine = engine_for(policy, tmp_path, dtype="bfloat16")
     with closing(engine):
         fresh = WeightSync(engine, policy, gap_limit=1.0).gap()
-    print("gap after each sync", gaps, "of a fresh server", fresh)
+    say("\npretrained, bfloat16: gap after each sync", gaps, "of a server freshly started on the same weights", fresh)
     assert max(gaps) < 1.5 * fresh + 1e-3
     assert np.abs(score_sequences(policy.model, [random_ids(np.random.default_rng(0), 9)])[0]).max() > 0

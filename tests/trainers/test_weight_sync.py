@@ -3,6 +3,7 @@
 import threading
 from functools import partial
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -15,10 +16,12 @@ from agents.vllm_replica import ServerReplica
 from agents.weight_transfer import SharedMemoryTransfer
 from tests.agents.chat_server import Reply, failed
 from tests.agents.fake_vllm import GENERATE, FakeVLLM, interpreter, serving_vllm
-from tests.trainers.runs import Recorder, go_on, rows, small_config, start, weights
+from tests.agents.policies import logprobs_alone
+from tests.trainers.runs import Recorder, go_on, rows, small_config, start, task_keys, weights
 from trainers import engines
 from trainers.loop import train
 from trainers.run import Run
+from trainers.transcripts import read_trajectories
 from trainers.weight_sync import WeightSync, WeightSyncError
 
 
@@ -46,15 +49,38 @@ def test_training_on_servers_is_training_on_the_learners_own_weights(tmp_path):
     assert versions == {(1, 0), (2, 1), (3, 2)}
 
 
-def test_a_run_goes_on_when_a_server_dies_in_the_middle_of_a_step(tmp_path, monkeypatch):
+@pytest.mark.parametrize("keep_cache", [True, False])
+def test_servers_go_on_beside_the_learner_and_each_token_is_of_the_weights_that_it_names(keep_cache, tmp_path):
+    start(tmp_path / "run", run={"steps": 6, "save_every": 1, "keep_checkpoints": 6}, environment={"tasks": 50},
+          rollout={"max_staleness": 2, "keep_cache": keep_cache}, **served(tmp_path))
+    found = rows(tmp_path / "run")
+    assert len(found) == 6 and all(row["groups_kept"] == 2 and row["staleness_max"] <= 2 for row in found)
+    assert all(row["sync_gap"] < 1e-5 for row in found) and found[0]["logprob_gap"] < 1e-5
+    assert len(set(task_keys(tmp_path / "run"))) == 12
+    folders = [tmp_path / "run" / "initial", *sorted(tmp_path.glob("run/checkpoints/*"))]
+    policies = [load_policy(str(folder)) for folder in folders]
+    versions = set()
+    for trajectory in read_trajectories(tmp_path / "run" / "trajectories.jsonl"):
+        for turn in trajectory.turns:
+            begin = 0
+            for version, end in turn.weight_versions or [(turn.weight_version, len(turn.response_ids))]:
+                expected = logprobs_alone(policies[version], turn.prompt_ids, turn.response_ids)
+                assert np.abs(turn.logprobs - expected)[begin:end].max() < 1e-4
+                versions.add(version)
+                begin = end
+    assert len(versions) > 3
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_a_run_goes_on_when_a_server_dies_in_the_middle_of_a_step(max_staleness, tmp_path, monkeypatch):
     died = tmp_path / "died"
     died.touch()
     monkeypatch.setenv("FAKE_VLLM_DIES_AT", "12")  # of 8 episodes of 2 turns a step, on two servers: in the second
     monkeypatch.setenv("FAKE_VLLM_DIED", str(died))
-    start(tmp_path / "run", run={"steps": 3}, **served(tmp_path))
+    start(tmp_path / "run", run={"steps": 3}, rollout={"max_staleness": max_staleness}, **served(tmp_path))
     assert died.read_text() == "yes"
     assert [(row["step"], row["dropped_groups"]) for row in rows(tmp_path / "run")] == [(1, 0), (2, 0), (3, 0)]
-    assert all(row["logprob_gap"] < 1e-5 for row in rows(tmp_path / "run"))
+    assert all(row["logprob_gap"] < 1e-5 for row in rows(tmp_path / "run") if not row["staleness_max"])
 
 
 @pytest.fixture
