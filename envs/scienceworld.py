@@ -190,22 +190,34 @@ class ScienceWorld(TextEnv):
             self._send(text)
 
     def gold(self, rng: np.random.Generator) -> list[str]:
-        """The simulator's own solution, up to where the task is completed. `rng` is not used: there is one."""
+        """The simulator's own solution, up to where the task is completed. `rng` is not used: there is one.
+
+        Raises LookupError where it does not complete the task, or not within `max_turns`.
+        """
         self._ensure_world()
         twin = copy.copy(self)
         twin._world = self._world
         plan = self._world.gold_path(*self._address())
+        # Fruit grows by chance, here perhaps later than in the simulator's own run: its focus on something that is not
+        # there yet is left out, and its last one, with the answer to what the simulator asks then, comes once more.
+        last = max((turn for turn, action in enumerate(plan) if action.startswith("focus on")), default=len(plan))
+        plan += plan[last:last + 2]
+        twin.max_turns = len(plan)
         twin.reset(options={"task": self.task})
-        for action in plan[:self.max_turns]:
-            _, _, terminated, truncated, info = twin.step(action)
-            if terminated or truncated:
+        played = []
+        for action in plan:
+            moves = twin._moves
+            _, _, terminated, _, info = twin.step(action)
+            if info["valid"] or info["moves"] != moves:
+                played.append(action)
+            if terminated:
                 break
         self._world = twin._world
         self._rebuild()
-        if not info["success"]:
+        if not info["success"] or len(played) > self.max_turns:
             raise LookupError(f"the simulator's own solution of {self.task.key} reaches a score of {info['raw_score']} "
-                              f"after {info['turn']} of its {len(plan)} actions, with max_turns={self.max_turns}")
-        return [f"<action>{action}</action>" for action in plan[:info["turn"]]]
+                              f"with {len(played)} actions, with max_turns={self.max_turns}")
+        return [f"<action>{action}</action>" for action in played]
 
     def random_action(self, rng: np.random.Generator) -> str:
         """One of the forms of actions, each as likely, about objects in sight; while a question is open, a number. The

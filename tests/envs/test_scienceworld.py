@@ -253,13 +253,13 @@ def test_an_ended_java_process_is_replaced_and_the_episode_goes_on(env):
 
 
 def test_a_java_process_that_does_not_answer_is_a_clear_error_and_replaced_at_the_next_step(monkeypatch):
-    monkeypatch.setattr(simulator, "ANSWER_LIMIT_S", 5.0)
+    monkeypatch.setattr(simulator, "ANSWER_LIMIT_S", 10.0)
     monkeypatch.setattr(simulator, "_running", [])  # no process that was started with another limit
     env = make()
     start(env)
     before = env.step("look around")[0]
     os.kill(env._world._java._process.pid, signal.SIGSTOP)
-    with pytest.raises(simulator.SimulatorError, match="did not answer within 5 s; is the machine overloaded"):
+    with pytest.raises(simulator.SimulatorError, match="did not answer within 10 s; is the machine overloaded"):
         env.step("look around")
     assert env.step("look around")[0] == before
     env.close()
@@ -286,6 +286,26 @@ def test_a_forked_child_leaves_the_parents_simulator_alone(env):
         os._exit(int(alive))
     assert os.waitpid(pid, 0)[1] == 0
     assert env.step("look around")[0] == before
+
+
+def test_the_list_of_valid_actions_leaves_out_what_no_input_can_reach(env):
+    """The simulator's own list names cups in the closed cupboard and the sewer behind the drain."""
+    start(env, "grow-fruit-1")
+    listed = env.admissible_actions()
+    assert "look in inventory" in listed and "teleport to kitchen" in listed and "open cupboard" in listed
+    assert not any("in cupboard" in action for action in listed)
+    env.step("open cupboard")
+    assert any("in cupboard" in action for action in env.admissible_actions())
+    start(env, "change-the-state-of-matter-of-6")
+    assert not any("sewer" in action for action in env.admissible_actions())
+
+
+def test_gold_waits_for_fruit_that_grows_later_than_in_the_simulators_own_run(env):
+    start(env, "grow-fruit-123")
+    plan = [env.parse(response).text for response in env.gold(np.random.default_rng(0))]
+    start(env, "grow-fruit-123")
+    infos = [env.step(action)[4] for action in plan]
+    assert all(info["valid"] for info in infos) and infos[-1]["success"]
 
 
 def test_a_gold_path_longer_than_the_turn_limit_is_no_solution():
