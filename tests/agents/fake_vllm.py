@@ -6,20 +6,23 @@ As a process it takes vLLM's arguments:
 """
 
 import argparse
+import copy
 import json
 import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import safe_open
 
-from agents.models import Policy, load_policy
+from agents.models import Policy, load_adapter, load_policy
 from agents.scoring import score_sequences
 from agents.transformers_engine import sample
+from agents.vllm_replica import ADAPTER_NAME
 from tests.agents.chat_server import ChatServer, Reply
 from tests.http_servers import running
 
@@ -37,6 +40,7 @@ class FakeVLLM(ChatServer):
         super().__init__(None, port)
         self.policy, self.fault = policy, fault
         self.version, self.mode = "default", "processed_logprobs"
+        self.adapted: Policy | None = None
         self.model_lock, self.go_on = threading.Lock(), threading.Event()
         self.go_on.set()
 
@@ -54,7 +58,8 @@ class FakeVLLM(ChatServer):
             return found
         name = path.partition("?")[0]
         if name == GENERATE:
-            return json_reply(self.generate(body))
+            policy = self.adapted if body["model"] == ADAPTER_NAME else self.policy
+            return json_reply(self.generate(policy, body)) if policy else json_reply({"detail": "no such model"}, 404)
         if name == "/v1/models":
             return json_reply({"data": [{"id": "policy", "max_model_len": self.policy.max_context}]})
         if name == "/server_info":
@@ -65,6 +70,8 @@ class FakeVLLM(ChatServer):
             self.go_on.set()
         elif name == "/update_weights":
             self.update(**body["update_info"])
+        elif name == "/v1/load_lora_adapter":
+            self.load_adapter(body["lora_path"])
         elif name == "/update_weight_version":
             self.version = body["new_version"]
         elif name == "/weight_info":
@@ -81,8 +88,12 @@ class FakeVLLM(ChatServer):
             for name in file.keys():  # noqa: SIM118
                 own[name].copy_(file.get_tensor(name))
 
+    def load_adapter(self, folder):
+        self.adapted = replace(self.policy, model=copy.deepcopy(self.policy.model))
+        load_adapter(self.adapted.model, folder)
+
     @torch.no_grad()
-    def generate(self, body):
+    def generate(self, policy, body):
         """Samples as `TransformersEngine` does."""
         prompt, wanted = body["token_ids"], body["sampling_params"]
         ids, logprobs, versions, reason = [], [], [], "length"
@@ -91,16 +102,16 @@ class FakeVLLM(ChatServer):
                 if not self.go_on.is_set():
                     continue
                 versions.append(self.version)
-                logits = self.policy.model(input_ids=torch.tensor([prompt + ids])).logits[:, -1]
+                logits = policy.model(input_ids=torch.tensor([prompt + ids])).logits[:, -1]
             (token,), (logprob,) = sample(logits, [wanted["temperature"]], [wanted.get("seed", 0)], [len(ids)])
             ids.append(token)
             logprobs.append(logprob)
-            text = self.policy.tokenizer.decode(ids)
+            text = policy.tokenizer.decode(ids)
             if token in wanted.get("stop_token_ids", ()) or any(stop in text for stop in wanted.get("stop", ())):
                 reason = "stop"
         scored = None
         if "prompt_logprobs" in wanted:
-            found = score_sequences(self.policy.model, [np.array(prompt)])[0].tolist()
+            found = score_sequences(policy.model, [np.array(prompt)])[0].tolist()
             scored = [None, *({str(i): {"logprob": one}} for i, one in zip(prompt[1:], found[1:]))]
         content = [{"token_id": i, "logprob": one, "rank": 1} for i, one in zip(ids, logprobs)]
         return {"choices": [{"index": 0, "token_ids": ids, "logprobs": {"content": content}, "finish_reason": reason,

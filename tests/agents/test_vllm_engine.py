@@ -19,7 +19,7 @@ from agents.weight_transfer import SharedMemoryTransfer
 from tests.agents.chat_server import Reply, Talk, failed
 from tests.agents.episodes import tasks
 from tests.agents.fake_vllm import GENERATE, json_reply, serving_vllm
-from tests.agents.policies import generate, random_ids, random_policy
+from tests.agents.policies import generate, logprobs_alone, random_ids, random_policy
 
 
 @pytest.fixture
@@ -90,6 +90,39 @@ def test_an_episode_stays_on_its_replica_and_new_ones_go_where_there_is_room(con
         prompts = [{tuple(body["token_ids"]) for path, body in zip(server.paths, server.bodies) if path == GENERATE}
                    for server in (one, other)]
     assert [len(those) for those in prompts] == [4, 4] and not prompts[0] & prompts[1]
+
+
+def test_replicas_sample_by_the_seed_and_not_each_the_same(connected):
+    policy = random_policy()
+    with serving_vllm(policy) as one, serving_vllm(policy) as other:
+        engine = connected(one, other)
+
+        def sampled(seeds):
+            prompt = random_ids(np.random.default_rng(0), 6)
+            asked = [Request(prompt_ids=prompt, max_new_tokens=8, seed=seed, episode=str(i))
+                     for i, seed in enumerate(seeds)]
+            return [tuple(found.response_ids) for found in generate(engine, *asked)]
+        first = sampled(range(8))
+        assert one.generated == other.generated == 4 and len(set(first)) == 8
+        assert sampled(range(8)) == first and len(set(sampled([3] * 8))) == 1
+
+
+def test_weights_that_sleep_forgot_come_back_with_the_next_load(connected):
+    learner = random_policy()
+
+    def fault(_, path, body):
+        if path == "/sleep?level=2":
+            server.policy = random_policy(seed=2)
+    with serving_vllm(random_policy(seed=1), fault) as server:
+        engine = connected(server)
+        engine.shares_gpu = True
+        for version in (1, 1, 2):
+            engine.load(learner.model.state_dict(), version)
+            for seed in (0, 1):
+                (found,) = generate(engine, request(seed))
+                expected = logprobs_alone(learner, request(seed).prompt_ids, found.response_ids)
+                assert np.abs(found.logprobs - expected).max() < 1e-4
+            engine.sleep()
 
 
 def test_many_requests_need_no_thread_each(connected):

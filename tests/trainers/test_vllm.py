@@ -146,20 +146,21 @@ def test_a_sync_that_went_wrong_is_seen_and_a_whole_one_heals_it(kind, served, m
 def test_a_response_under_way_goes_on_with_the_new_weights(keep_cache, served, monkeypatch):
     engine, policy = served
     monkeypatch.setattr(engine, "_keep_cache", keep_cache)
-    sync = WeightSync(engine, policy, gap_limit=1e-4)
-    sync(engine.weight_version + 1)
-    old, prompt = engine.weight_version, random_ids(np.random.default_rng(3), 4)
+    WeightSync(engine, policy, gap_limit=1e-4)(engine.weight_version + 1)
+    prompt = random_ids(np.random.default_rng(3), 4)
 
-    async def ask_and_load():
-        # Random tokens seldom end a response: some of eight are long enough to be under way.
+    async def ask_and_load(seconds):
         asked = [asyncio.create_task(engine.generate(Request(prompt_ids=prompt, max_new_tokens=120, seed=seed)))
-                 for seed in range(8)]
-        await asyncio.sleep(0.3)
-        engine.load(renewed(policy, 9).model.state_dict(), old + 1)
+                 for seed in range(32)]
+        await asyncio.sleep(seconds)
+        engine.load(renewed(policy, 9).model.state_dict(), engine.weight_version + 1)
         return await asyncio.gather(*asked)
-    found = asyncio.run(ask_and_load())
-    assert all(len(one.logprobs) == len(one.response_ids) for one in found)
-    changed = [one for one in found if [version for version, _ in one.weight_versions] == [old, old + 1]]
+    for seconds in (0.3, 0.1, 0.6, 0.05, 1.2):  # until some responses are in their middle
+        found = asyncio.run(ask_and_load(seconds))
+        assert all(len(one.logprobs) == len(one.response_ids) for one in found)
+        new = engine.weight_version
+        if changed := [one for one in found if [version for version, _ in one.weight_versions] == [new - 1, new]]:
+            break
     gaps = [np.abs(one.logprobs - logprobs_alone(policy, prompt, one.response_ids))[one.weight_versions[0][1] + 1:]
             for one in changed]
     assert changed and (np.concatenate(gaps).mean() < 1e-4) == (not keep_cache)

@@ -1,6 +1,9 @@
 """Training on servers: they have the learner's weights at each step, or the run says at once that they have not."""
 
+import copy
 import threading
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -8,15 +11,17 @@ import psutil
 import pytest
 import torch
 
-from agents.engine import EngineError
+from agents.adapters import add_adapter
+from agents.engine import EngineError, Request
 from agents.models import load_policy
 from agents.rollout import RolloutError
 from agents.transformers_engine import TransformersEngine
+from agents.vllm_engine import VLLMEngine
 from agents.vllm_replica import ServerReplica
-from agents.weight_transfer import SharedMemoryTransfer
+from agents.weight_transfer import AdapterTransfer, SharedMemoryTransfer
 from tests.agents.chat_server import Reply, failed
 from tests.agents.fake_vllm import GENERATE, FakeVLLM, interpreter, serving_vllm
-from tests.agents.policies import logprobs_alone
+from tests.agents.policies import generate, logprobs_alone, random_ids, random_policy
 from tests.trainers.runs import Recorder, go_on, rows, small_config, start, task_keys, weights
 from trainers import engines
 from trainers.loop import train
@@ -146,6 +151,41 @@ def test_a_sync_that_spoils_a_tensor_is_seen_at_once(name, tiny, tmp_path, monke
             train(run, display)
     assert [path.name for path in run.checkpoints] == ["step-000001"]
     assert [row["step"] for row in rows(tmp_path / "run")] == [1]
+
+
+def test_training_an_adapter_on_servers_is_training_it_on_the_learners_own_weights(tmp_path):
+    model = {"head_size": 32, "lora": {"rank": 2}}
+    start(tmp_path / "own", run={"steps": 3}, model=model)
+    start(tmp_path / "served", run={"steps": 3}, **served(tmp_path, model=model))
+    assert torch.allclose(weights(tmp_path / "own"), weights(tmp_path / "served"), rtol=0, atol=1e-4)
+    assert all(row["sync_gap"] < 1e-5 and row["logprob_gap"] < 1e-5 for row in rows(tmp_path / "served"))
+
+
+def test_a_lost_adapter_is_loaded_again_and_one_that_does_not_arrive_is_seen(monkeypatch):
+    base, prompt = random_policy(), random_ids(np.random.default_rng(0), 8)
+    policy = replace(base, model=copy.deepcopy(base.model))
+    add_adapter(policy.model, rank=2, alpha=16.0)
+
+    def learn():
+        with torch.no_grad():
+            for parameter in filter(lambda one: one.requires_grad, policy.model.parameters()):
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    learn()
+    with serving_vllm(base) as server, closing(
+            VLLMEngine([ServerReplica(url=server.url)], base.end_ids, max_context=128,
+                       transfer=AdapterTransfer(policy))) as engine:
+        engine.connect()
+        sync = WeightSync(engine, policy, gap_limit=1e-4)
+        assert sync.gap() > 1e-2, "the base model is another"
+        assert sync(1)["sync_gap"] < 1e-5
+        server.adapted = None
+        (found,) = generate(engine, Request(prompt_ids=prompt, max_new_tokens=8))
+        assert np.abs(found.logprobs - logprobs_alone(policy, prompt, found.response_ids)).max() < 1e-4
+        learn()
+        monkeypatch.setattr(server, "load_adapter", lambda folder: None)
+        with pytest.raises(WeightSyncError):
+            sync(2)
+        assert "/update_weights" not in server.paths
 
 
 def test_weights_that_do_not_arrive_are_seen_at_once(tiny, tmp_path, monkeypatch):
