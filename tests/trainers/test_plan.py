@@ -66,6 +66,12 @@ def test_ranks_share_weights_gradients_and_moments_and_gather_what_computes(fold
     assert eight["  activations of a micro-batch"] == one["  activations of a micro-batch"]
 
 
+@pytest.mark.parametrize("engine, copies", [({}, 1), ({"name": "vllm"}, 0), ({"name": "vllm", "transfer": "nccl"}, 1)])
+def test_rollouts_beside_the_learner_have_a_copy_of_the_weights_unless_servers_read_a_file(engine, copies, folder):
+    found = rows(folder, rollout={"max_staleness": 1}, engine=engine)
+    assert gib(found.get("  weights that are sampled from", "0 GiB")) == copies * gib(found["  weights"])
+
+
 def test_layers_computed_again_keep_their_inputs_alone_and_autocast_halves_what_is_kept(folder):
     plans = [rows(folder, optimizer={"micro_batch_tokens": 65536, "gradient_checkpointing": again},
                   model={"path": folder, "autocast": autocast})
