@@ -9,7 +9,7 @@ import asyncio
 import gc
 import string
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -129,14 +129,11 @@ def _skewed(model: dict[str, int], *, episodes: int, turns: int, concurrency: in
         engine = TransformersEngine(policy, slots=concurrency)
         watched = Watched(engine)
         agent = ModelAgent(watched, policy, max_response_tokens=256)
-        began = time.perf_counter()
-        if name == "asynchronous":
-            with closing(Rollout(lambda: Slow(max_turns=turns), concurrency=concurrency)) as rollout:
-                _, report = rollout.run(agent, tasks, 1, 0)
-            kept = report.sampled_tokens
-        else:
-            kept = asyncio.run(lock_step(agent, tasks, turns, concurrency))
-        seconds = time.perf_counter() - began
+        with closing(Rollout(lambda: Slow(max_turns=turns), concurrency=concurrency)) as rollout:
+            kept = _play(name, rollout, agent, tasks[:concurrency])  # later steps of a run find the workers there
+            watched.busy, began = 0.0, time.perf_counter()
+            kept += _play(name, rollout, agent, tasks)
+            seconds = time.perf_counter() - began
         found[name] = {"seconds": seconds, "episodes_per_second": episodes / seconds,
                        "engine_idle": 1 - watched.busy / seconds, "wasted_tokens": engine.sampled_tokens - kept}
     ratio = found["lock_step"]["seconds"] / found["asynchronous"]["seconds"]
@@ -144,17 +141,24 @@ def _skewed(model: dict[str, int], *, episodes: int, turns: int, concurrency: in
             "latency": latency}
 
 
-async def lock_step(agent: ModelAgent, tasks: Sequence[Task], turns: int, concurrency: int) -> int:
+def _play(name: str, rollout: Rollout, agent: ModelAgent, tasks: Sequence[Task]) -> int:
+    """Play every task once. Returns the sampled tokens."""
+    if name == "asynchronous":
+        return rollout.run(agent, tasks, 1, 0)[1].sampled_tokens
+    return asyncio.run(lock_step(rollout.make_env, agent, tasks, rollout.concurrency))
+
+
+async def lock_step(make_env: Callable[[], TextEnv], agent: ModelAgent, tasks: Sequence[Task], concurrency: int) -> int:
     """Play every task once, a batch of `concurrency` at a time. Returns the sampled tokens."""
     loop, sampled = asyncio.get_running_loop(), 0
     with ThreadPoolExecutor(concurrency) as threads:
         for first in range(0, len(tasks), concurrency):
             playing = []
             for task in tasks[first:first + concurrency]:
-                env = Slow(max_turns=turns)
+                env = make_env()
                 observation, _ = env.reset(options={"task": task})
                 playing.append((env, agent.start(env, observation, derive_seed(0, task.key))))
-            for _ in range(turns):
+            for _ in range(env.max_turns):
                 responses = await asyncio.gather(*(actor.act() for _, actor in playing))
                 outcomes = await asyncio.gather(*(loop.run_in_executor(threads, env.step, response.text)
                                                   for (env, _), response in zip(playing, responses)))
