@@ -18,8 +18,8 @@ CHAT_TEMPLATE = (
     "{% else %}{{ message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-TAG = re.compile(r"</?[A-Za-z_]+>|\[[A-Z]{2,}\]")
-"""`<action>`, and separators such as `[SEP]`."""
+TAG = re.compile(r"</?[A-Za-z_]+>| ?\[[A-Z]{2,}\] ?")
+"""`<action>`, and separators such as `[SEP]` with the spaces around them."""
 SENTENCE = re.compile(r"\S[^.\n]*[.\n]?\s?")
 
 
