@@ -48,7 +48,9 @@ def test_tags_and_roles_are_single_tokens_wherever_they_stand():
 def test_words_behind_a_tag_and_separators_are_tokens():
     words = train_tokenizer(["<action>open drawer 1</action> Next [SEP] Buy [x]"] * 50, 320)
     assert [words.decode([i]) for i in encode("<action>open drawer", words)] == ["<action>", "open", " drawer"]
-    assert len(encode("[SEP]", words)) == 1 and len(encode("[x]", words)) == 3
+    for separator in ("[SEP]", " [SEP] "):
+        assert len(encode(separator, words)) == 1
+    assert len(encode("[x]", words)) == 3
 
 
 def test_numbers_look_the_same_wherever_they_stand():
