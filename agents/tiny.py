@@ -69,7 +69,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, fixed: Sequence[str] 
         pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
     # A byte-level decoder takes a whole token in other letters for bytes, so those texts are left to BPE.
-    known = sorted({form for text in texts for tag in TAG.findall(text) for form in (tag, tag.strip())}) + [text for text in fixed if text.isascii()]
+    tags = {form for text in texts for tag in TAG.findall(text) for form in (tag, tag.strip())}
+    known = sorted(tags) + [text for text in fixed if text.isascii()]
     tokenizer.train_from_iterator(
         (part for text in texts for part in TAG.split(text)),
         trainers.BpeTrainer(vocab_size=vocabulary - len(known), special_tokens=[PAD, END, *ROLES], show_progress=False,
