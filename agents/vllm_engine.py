@@ -204,14 +204,12 @@ class VLLMEngine:
 
     async def _bring_weights(self, replica: Replica) -> None:
         if self._sent:
-            await replica.pause()
+            await replica.pause(self._keep_cache)
             if self._asleep:
                 await replica.wake("weights")
             await self.transfer.send(replica)
             if self._asleep:
                 await replica.wake("kv_cache")
-            if not self._keep_cache:
-                await replica.forget()
         await replica.set_version(str(self.weight_version))
         if self._sent:
             await replica.resume()

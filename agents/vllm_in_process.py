@@ -68,8 +68,8 @@ class InProcessReplica:
         found = (await self._do(self._sample(ids, sampling, "score"))).prompt_logprobs
         return np.array([0.0, *(at[i].logprob for i, at in zip(ids[1:], found[1:]))], np.float32)
 
-    async def pause(self) -> None:
-        await self._do(self._llm.pause_generation(mode="keep"))
+    async def pause(self, keep_cache: bool) -> None:
+        await self._do(self._llm.pause_generation(mode="keep", clear_cache=not keep_cache))
 
     async def resume(self) -> None:
         await self._do(self._llm.resume_generation())
@@ -86,9 +86,6 @@ class InProcessReplica:
 
         self._adapter = LoRARequest(ADAPTER_NAME, 1, folder)
         await self._do(self._llm.add_lora(LoRARequest(ADAPTER_NAME, 1, folder, load_inplace=True)))
-
-    async def forget(self) -> None:
-        await self._do(self._llm.reset_prefix_cache(reset_running_requests=True))
 
     async def version(self) -> str:
         return await self._do(self._llm.get_weight_version())

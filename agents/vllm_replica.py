@@ -66,8 +66,9 @@ class Replica(Protocol):
     async def score(self, ids: list[int]) -> np.ndarray:
         """Log-probability of each id given those before it; the first is 0. # float32 [length]"""
 
-    async def pause(self) -> None:
-        """Hold what is running, to go on after `resume`."""
+    async def pause(self, keep_cache: bool) -> None:
+        """Hold what is running, to go on after `resume`: with the keys and values that it has, or computing them anew.
+        """
 
     async def resume(self) -> None: ...
 
@@ -76,9 +77,6 @@ class Replica(Protocol):
 
     async def load_adapter(self, folder: str) -> None:
         """Sample with the LoRA adapter in `folder` from now on, in place of the one before."""
-
-    async def forget(self) -> None:
-        """Compute all keys and values anew, also of what is held by `pause`."""
 
     async def version(self) -> str:
         """Of the weights that it holds."""
@@ -217,8 +215,8 @@ class ServerReplica:
             raise ServerUnavailable(f"{self.name} did not score all of {len(ids)} tokens")
         return np.array([0.0, *(one[i].logprob for i, one in zip(ids[1:], found[1:]))], np.float32)
 
-    async def pause(self) -> None:
-        await self._ask("POST", "/pause?mode=keep")
+    async def pause(self, keep_cache: bool) -> None:
+        await self._ask("POST", f"/pause?mode=keep&clear_cache={'false' if keep_cache else 'true'}")
 
     async def resume(self) -> None:
         await self._ask("POST", "/resume")
@@ -232,9 +230,6 @@ class ServerReplica:
         await self._ask("POST", "/v1/load_lora_adapter",
                         {"lora_name": ADAPTER_NAME, "lora_path": folder, "load_inplace": True})
         self._model = ADAPTER_NAME
-
-    async def forget(self) -> None:
-        await self._ask("POST", "/reset_prefix_cache?reset_running_requests=true")
 
     async def version(self) -> str:
         return _read(_WeightInfo, await self._ask("GET", "/weight_info"), self.name).weight_version

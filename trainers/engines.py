@@ -22,8 +22,8 @@ from trainers.weight_sync import WeightSync
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Room that vLLM can reserve for an adapter's rank."""
-GAP_LIMITS = {"float32": 1e-4, "bfloat16": 0.2, "float16": 0.1}
-"""Nats a token, by the lower of both sides' precisions."""
+GAP_LIMITS = {"float32": 1e-4, "bfloat16": 0.3, "float16": 0.1}
+"""Nats a token, by the lower of both sides' precisions: in bfloat16 rounding alone may reach half of it."""
 
 
 def make_engine(run: Run, policy: Policy) -> tuple[Engine, WeightSync]:

@@ -76,8 +76,7 @@ class FakeVLLM(ChatServer):
             self.version = body["new_version"]
         elif name == "/weight_info":
             return json_reply({"weight_version": self.version})
-        elif name not in ("/health", "/start_weight_update", "/finish_weight_update", "/sleep", "/wake_up",
-                          "/reset_prefix_cache"):
+        elif name not in ("/health", "/start_weight_update", "/finish_weight_update", "/sleep", "/wake_up"):
             return json_reply({"detail": "Not Found"}, 404)
         return json_reply({})
 

@@ -300,7 +300,7 @@ def test_a_server_that_loses_its_weights_again_and_again_is_an_error(connected):
             generate(engine, request())
 
 
-@pytest.mark.parametrize("path", ["/pause?mode=keep", "/start_weight_update", "/update_weights",
+@pytest.mark.parametrize("path", ["/pause?mode=keep&clear_cache=false", "/start_weight_update", "/update_weights",
                                   "/finish_weight_update", "/update_weight_version", "/resume", "/weight_info"])
 @pytest.mark.parametrize("bad", [failed(500, "out of memory"), Reply(hang_up=True)])
 def test_a_sync_that_half_happened_is_an_error_at_once(path, bad, connected):
