@@ -33,6 +33,9 @@ class ChatTemplate:
             and tokenizer.bos_token_id not in self._encode(self.render([{"role": "user", "content": "υ"}]))
         self._end_id = self._end_of_response()
 
+    def __reduce__(self) -> tuple:
+        return ChatTemplate, (self.tokenizer, self.end_ids)  # without what is cached
+
     @property
     def closing(self) -> str:
         """The text between the last message of a prompt and the response."""

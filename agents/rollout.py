@@ -36,6 +36,10 @@ class RolloutReport:
     environment_seconds: float = 0.0
     """Time inside environments' calls, summed over episodes."""
     retries: int = 0
+    lost_episodes: int = 0
+    """Of groups that were under way in an environment worker of a cluster when it was lost."""
+    lost_responses: int = 0
+    """Asked of an engine replica of a cluster that was lost, and sampled by another."""
     dropped_groups: int = 0
     """Groups that failed."""
     cancelled: list[int] = field(default_factory=list)

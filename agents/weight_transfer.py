@@ -73,7 +73,7 @@ class AdapterTransfer:
         self._folder = SharedFolder()
 
     def prepare(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        self._policy.save(self._folder.path)
+        self._policy.save(self._folder.path, dict(weights))
 
     async def send(self, replica: Replica) -> None:
         await replica.load_adapter(str(self._folder.path))

@@ -3,7 +3,7 @@
 With several ranks each holds one and calls its methods in step; the leader's alone samples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import envs
@@ -21,12 +21,17 @@ from trainers.evaluation import Evaluation, evaluate
 from trainers.gathering import TaskSampler, branch, gather
 from trainers.ranks import from_leader, rank
 from trainers.run import Run
+from trainers.weight_sync import WeightSync
+
+Sampling = Callable[[Run, Policy], tuple[Engine, WeightSync, Rollout]]
+"""Makes what a run samples with: an engine, what keeps it on a policy's weights, and a rollout."""
 
 
 class Acting:
     """Samples for the learner of a policy."""
 
-    def __init__(self, run: Run, policy: Policy, tasks: Sequence[Task], state: dict[str, Any] | None):
+    def __init__(self, run: Run, policy: Policy, tasks: Sequence[Task], state: dict[str, Any] | None,
+                 sampling: Sampling):
         """Before a learner shards the `policy`. `state` is a checkpoint's, where the run goes on from one. Raises
         EngineError."""
         self._config, self._policy = run.config, policy
@@ -35,8 +40,7 @@ class Acting:
         self._ahead: AsynchronousRollouts | None = None
         self._leads = rank() == 0
         if self._leads:
-            self._engine, self._bring = make_engine(run, self._own)
-            self._rollout = make_rollout(run.config)
+            self._engine, self._bring, self._rollout = sampling(run, self._own)
             self._agent, self._judged = (make_agent(run.config, self._engine, self._own, part.temperature)
                                          for part in (run.config.rollout, run.config.evaluation))
 
@@ -92,17 +96,22 @@ class Acting:
         return AsynchronousRollouts(config, make_rollout(config), agent, self._tasks, bring)
 
 
+def sample_here(run: Run, policy: Policy) -> tuple[Engine, WeightSync, Rollout]:
+    """The run's engine, and a rollout in this process."""
+    return *make_engine(run, policy), make_rollout(run.config)
+
+
 def make_env(config: TrainConfig, **options: Any) -> TextEnv:
     """The run's environment, with further options on top of the config's."""
     return envs.make(config.environment.id, **{**config.environment.options, **options})
 
 
-def make_rollout(config: TrainConfig, **options: Any) -> Rollout:
-    """A rollout over the run's environment, with further options for it."""
+def make_rollout(config: TrainConfig, *, concurrency: int | None = None, **options: Any) -> Rollout:
+    """A rollout over the run's environment, with further options for it. `concurrency`: None is the run's."""
     settings = config.rollout
-    return Rollout(lambda: make_env(config, **options), concurrency=settings.concurrency, retries=settings.retries,
-                   episode_seconds=settings.episode_seconds, engine_seconds=settings.engine_seconds,
-                   environment_seconds=settings.environment_seconds)
+    return Rollout(lambda: make_env(config, **options), concurrency=concurrency or settings.concurrency,
+                   retries=settings.retries, episode_seconds=settings.episode_seconds,
+                   engine_seconds=settings.engine_seconds, environment_seconds=settings.environment_seconds)
 
 
 def make_agent(config: TrainConfig, engine: Engine, policy: Policy, temperature: float) -> ModelAgent:

@@ -1,7 +1,7 @@
 """What a training run is made of. A config file holds only what differs from these defaults."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -221,6 +221,33 @@ class RunSettings:
     """Processes that the plan of `--dry-run` is worked out for; None: as many as there are. Torchrun starts them."""
 
 
+@settings
+class ActorSettings:
+    """Actors of one kind."""
+
+    count: PositiveInt = 1
+    cpus: NonNegativeFloat = 1.0
+    """Of each."""
+    gpus: NonNegativeFloat | None = None
+    """Of each; None: one for a learner or replica where the cluster has some and `model.device` is not `cpu`."""
+
+    def with_gpus(self, default: float) -> "ActorSettings":
+        """The same with a number of GPUs."""
+        return self if self.gpus is not None else replace(self, gpus=default)
+
+
+@settings
+class ClusterSettings:
+    """What `--cluster ray` places, and where there is room for it; without that, nothing of it is read."""
+
+    learners: ActorSettings = Field(default_factory=ActorSettings)
+    """Ranks that train together."""
+    replicas: ActorSettings = Field(default_factory=ActorSettings)
+    """Engines that sample."""
+    workers: ActorSettings = Field(default_factory=ActorSettings)
+    """Environment workers, which share `rollout.concurrency`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """A whole run. Raises SettingsError where sections do not fit together."""
@@ -236,6 +263,7 @@ class TrainConfig:
     step_size: StepSizeSettings = field(default_factory=StepSizeSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     run: RunSettings = field(default_factory=RunSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
 
     def __post_init__(self):
         if self.algorithm.uses_groups and self.rollout.group_size < 2:
@@ -273,6 +301,17 @@ class TrainConfig:
         if self.model.path == "tiny" and self.model.vocabulary < 300:
             raise SettingsError("model.vocabulary must be at least 300 (all bytes and the environment's own texts), "
                                 f"got {self.model.vocabulary}")
+
+
+def check_cluster(config: TrainConfig) -> None:
+    """Raises SettingsError for what a run on Ray has no use for."""
+    engine = config.engine
+    if engine.servers or engine.devices or engine.replicas > 1 or engine.in_process or engine.transfer == "nccl":
+        raise SettingsError("with --cluster ray engines are placed by cluster.replicas, and each gets its weights on "
+                            "its own machine: give no engine.servers, engine.devices, engine.replicas, "
+                            "engine.in_process or engine.transfer")
+    if config.rollout.max_staleness:
+        raise SettingsError("rollout.max_staleness is not there with --cluster ray so far: set it to 0")
 
 
 def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> TrainConfig:

@@ -28,23 +28,29 @@ GAP_LIMITS = {"float32": 1e-4, "bfloat16": 0.3, "float16": 0.1}
 
 def make_engine(run: Run, policy: Policy) -> tuple[Engine, WeightSync]:
     """The run's engine, which serves, and what keeps it on the weights of `policy`. Raises EngineError."""
-    config, settings = run.config, run.config.engine
+    model = str(run.initial if run.initial.exists() else run.config.model.path)
+    engine = build_engine(run.config, policy, model, run.folder)
+    shares_weights = run.config.engine.name == "transformers"
+    return engine, WeightSync(engine, policy, gap_limit=None if shares_weights else gap_limit(run.config))
+
+
+def build_engine(config: TrainConfig, policy: Policy, model: str, folder: Path) -> Engine:
+    """The engine that the settings name, which serves. vLLM reads `model`, a folder or a hub name, and writes its logs
+    to `folder`; `policy` need not have weights then. Raises EngineError."""
+    settings = config.engine
     if settings.name == "transformers":
-        engine = TransformersEngine(policy, slots=config.rollout.concurrency,
-                                    max_context=config.rollout.max_context_tokens)
-        return engine, WeightSync(engine, policy, gap_limit=None)
+        return TransformersEngine(policy, slots=config.rollout.concurrency,
+                                  max_context=config.rollout.max_context_tokens)
     dtype = settings.dtype or config.model.dtype
     max_context = min(config.rollout.max_context_tokens or policy.max_context, policy.max_context)
-    model = str(run.initial if run.initial.exists() else config.model.path)
     arguments = []
     if rank := config.model.lora.rank:
         arguments = ["--enable-lora", "--max-lora-rank", str(min(room for room in LORA_RANKS if room >= rank))]
-    replicas = make_replicas(settings, model, dtype=dtype, max_context=max_context, folder=run.folder,
+    replicas = make_replicas(settings, model, dtype=dtype, max_context=max_context, folder=folder,
                              arguments=arguments)
-    engine = connected(VLLMEngine(replicas, policy.end_ids, max_context=max_context, shares_gpu=settings.in_process,
-                                  keep_cache=config.rollout.keep_cache,
-                                  transfer=make_transfer(config, policy, dtype)))
-    return engine, WeightSync(engine, policy, gap_limit=gap_limit(config))
+    return connected(VLLMEngine(replicas, policy.end_ids, max_context=max_context, shares_gpu=settings.in_process,
+                                keep_cache=config.rollout.keep_cache,
+                                transfer=make_transfer(config, policy, dtype)))
 
 
 def make_engine_beside(config: TrainConfig, policy: Policy) -> tuple[TransformersEngine, WeightSync]:

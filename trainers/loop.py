@@ -20,7 +20,7 @@ from agents.engine import EngineError
 from agents.models import Policy, load_adapter
 from agents.rollout import RolloutError, derive_seed
 from envs.core import Task, TextEnv
-from trainers.acting import Acting, make_env, make_rollout
+from trainers.acting import Acting, Sampling, make_env, make_rollout, sample_here
 from trainers.batch import pack
 from trainers.config import TrainConfig
 from trainers.distributed import is_sharded
@@ -47,7 +47,7 @@ class Display(Protocol):
         """An evaluation is done."""
 
 
-def train(run: Run, display: Display) -> list[Evaluation]:
+def train(run: Run, display: Display, sampling: Sampling = sample_here) -> list[Evaluation]:
     """Train `run.config`'s agent, from the newest checkpoint of the run's folder if it holds one.
 
     Returns the evaluations. KeyboardInterrupt, RolloutError and EngineError are passed on after a checkpoint of the
@@ -64,7 +64,7 @@ def train(run: Run, display: Display) -> list[Evaluation]:
             stack.enter_context(one)
         state, evaluated = from_leader(lambda: (run.load_state(), run.evaluated))
         policy = current_policy(run, env, display)
-        acting = stack.enter_context(closing(Acting(run, policy, tasks, state)))
+        acting = stack.enter_context(closing(Acting(run, policy, tasks, state, sampling)))
         learner = make_learner(run, policy, state)
         done, reached = state["step"] if state else 0, acting.progress()
 

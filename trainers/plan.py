@@ -7,7 +7,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from agents.adapters import add_adapter
 from agents.tiny import tiny_config
-from trainers.config import LoraSettings, TrainConfig
+from trainers.config import ActorSettings, LoraSettings, TrainConfig
 from trainers.engines import describe_engine
 from trainers.memory import Architecture, rank_memory, without_weights
 from trainers.ranks import world_size
@@ -16,8 +16,8 @@ from trainers.settings import SettingsError
 GIB = 2**30
 
 
-def plan(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """Rows (what, how much) of a run's plan: batch, tokens, memory.
+def plan(config: TrainConfig, *, cluster: bool = False) -> Iterator[tuple[str, str]]:
+    """Rows (what, how much) of a run's plan: batch, tokens, memory. `cluster`: with what Ray places.
 
     Raises SettingsError for a model that is no causal language model.
     """
@@ -27,7 +27,10 @@ def plan(config: TrainConfig) -> Iterator[tuple[str, str]]:
     if config.algorithm.max_generation_batches > 1:
         yield "sampled at most per step", f"{episodes * config.algorithm.max_generation_batches} episodes"
     yield "gradient steps", str(config.run.steps * optimizer.epochs * optimizer.minibatches)
-    yield "engine", describe_engine(config)
+    if cluster:
+        for part in ("learners", "replicas", "workers"):
+            yield f"Ray: {part}", describe_actors(getattr(config.cluster, part), computing=part != "workers")
+    yield "engine", config.engine.name if cluster else describe_engine(config)
     yield "evaluated problems", f"{config.evaluation.episodes} of {config.evaluation.split}"
     model = model_config(config)
     if model is None:
@@ -38,7 +41,7 @@ def plan(config: TrainConfig) -> Iterator[tuple[str, str]]:
     bytes_each = torch.finfo(getattr(torch, config.model.dtype)).bits // 8
     frozen = {"reference": needs.reference_logprobs and not lora,
               "teacher": needs.teacher_copy(optimizer.epochs * optimizer.minibatches)}
-    ranks = config.run.ranks or world_size()
+    ranks = config.cluster.learners.count if cluster else config.run.ranks or world_size()
     context = min(rollout.max_context_tokens or architecture.context, architecture.context)
     yield "parameters", f"{architecture.parameters / 1e6:,.1f} M ({config.model.dtype})"
     if lora:
@@ -56,14 +59,23 @@ def plan(config: TrainConfig) -> Iterator[tuple[str, str]]:
     for name, size in sizes.items():
         yield f"  {name}", gibibytes(size)
     beside = rollout.max_staleness > 0 and (config.engine.name == "transformers" or config.engine.transfer == "nccl")
-    copies = (ranks > 1) + beside
+    copies = 1 if cluster else (ranks > 1) + beside
     sampling = {"weights that are sampled from": copies * architecture.parameters * bytes_each,
                 "key-value cache, full": architecture.cache_bytes(rollout.concurrency * context, bytes_each)}
-    yield "memory on top for sampling" + " (rank 0)" * (ranks > 1), gibibytes(sum(sampling.values()))
+    place = " of each replica" if cluster else " on top for sampling" + " (rank 0)" * (ranks > 1)
+    yield f"memory{place}", gibibytes(sum(sampling.values()))
     for name, size in sampling.items():
         if size:
             yield f"  {name}", gibibytes(size)
-    yield "memory in all, at most", gibibytes(sum(sizes.values()) + sum(sampling.values()))
+    if not cluster:
+        yield "memory in all, at most", gibibytes(sum(sizes.values()) + sum(sampling.values()))
+
+
+def describe_actors(actors: ActorSettings, *, computing: bool) -> str:
+    """How many actors of a kind, and what each has."""
+    default = "a GPU where there are some" if computing else "no GPU"
+    gpus = default if actors.gpus is None else f"{actors.gpus:g} GPUs"
+    return f"{actors.count}, each with {actors.cpus:g} CPUs and {gpus}"
 
 
 def gibibytes(size: float) -> str:

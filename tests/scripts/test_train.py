@@ -59,6 +59,11 @@ def fails(arguments, capsys, code=2):
     (["--evaluation.episodes", "5000"], "holds 1,024 problems: ask for 1 to 1,024, not 5,000"),
     (["--environment.options.tol", "false"], "tol"), (["--model.device", "cuda:99"], "is not on this machine"),
     (["--rollout.learning_rate", "1"], "'rollout.learning_rate'; the nearest is 'optimizer.learning_rate'"),
+    (["--cluster", "ray", "--engine.replicas", "2"], "engines are placed by cluster.replicas"),
+    (["--cluster", "ray", "--engine.servers", '["http://x:1"]'], "give no engine.servers"),
+    (["--cluster", "ray", "--rollout.max_staleness", "1"], "max_staleness is not there with --cluster ray"),
+    (["--cluster.workers.count", "0"], "cluster.workers.count: Input should be greater than 0"),
+    (["--cluster.worker.count", "2"], "the nearest is 'cluster.workers.count'"),
     (["--algorithm.name", "GRPPO"], "unknown algorithm 'GRPPO'; the nearest is 'GRPO', others are ")])
 def test_wrong_arguments_end_with_2_before_anything_is_made(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -75,6 +80,20 @@ def test_an_option_without_its_value_ends_with_2(arguments, capsys):
 
 def test_the_group_size_is_judged_before_any_model_is_looked_at(capsys):
     assert "must be >= 2" in fails(["--rollout.group_size", "1", "--model.path", "/no/such/model"], capsys)
+
+
+def test_without_ray_a_cluster_ends_with_2_and_what_to_install(config, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not there
+    monkeypatch.delitem(sys.modules, "trainers.cluster", raising=False)
+    assert "pip install 'turngym[ray]'" in fails([config, "--cluster", "ray"], capsys)
+
+
+def test_the_plan_of_a_cluster_says_what_is_placed(config, capsys):
+    assert train.main([config, "--cluster", "ray", "--cluster.learners.count", "4", "--cluster.replicas.gpus", "2",
+                       "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    for said in ("1, each with 1 CPUs and 2 GPUs", "1, each with 1 CPUs and no GPU", "memory of each of 4 ranks"):
+        assert said in shown
 
 
 def test_a_model_that_is_not_there_ends_with_2(config, tmp_path, capsys):

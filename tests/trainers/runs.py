@@ -36,13 +36,17 @@ class Parity(envs.TextEnv):
         return f"Task {task.key}."
 
     def _step(self, action):
-        self.right.append(zlib.crc32(action.encode()) % 2 == 0)
+        self.right.append(self.is_right(action))
         return envs.Outcome(observation=f"Turn {len(self.right)}.", reward=self.right[-1] / self.max_turns,
                             terminated=len(self.right) == self.max_turns, success=all(self.right))
 
+    @staticmethod
+    def is_right(action):
+        return zlib.crc32(action.encode()) % 2 == 0
+
     def gold(self, rng):
         texts = (f"gold {i}" for i in range(100))
-        return [next(text for text in texts if zlib.crc32(text.encode()) % 2 == 0)] * self.max_turns
+        return [next(filter(self.is_right, texts))] * self.max_turns
 
 
 gymnasium.register("test/Parity-v0", entry_point="tests.trainers.runs:Parity")
