@@ -19,7 +19,7 @@ from trainers.skills import FOLDER
 
 NUMBERS, EVALUATIONS, TRAJECTORIES, FILES = "numbers", "evaluations", "trajectories", "files"
 PLAN, ROWS, THREADS, ERROR, REFUSED = "plan", "rows", "threads", "error", "refused"
-ENGINES, RATES = "engines", "rates"
+ENGINES, RATES, PLACEMENT = "engines", "rates", "placement"
 
 OFF_POLICY = "--optimizer.epochs 4 --optimizer.learning_rate 0.1"
 WARM = "--warm_start.steps 2 --warm_start.batch_size 2"
@@ -58,6 +58,8 @@ SETTINGS = {
     "engine.devices": ('["0"]', PLAN, VLLM), "engine.python": ("other", PLAN, VLLM),
     "engine.arguments": ('["--enforce-eager"]', PLAN, VLLM), "engine.dtype": ("bfloat16", PLAN, VLLM),
     "engine.transfer": ("nccl", PLAN, VLLM), "engine.gap_limit": ("0.5", PLAN, VLLM),
+    **{f"cluster.{part}.{name}": (value, PLACEMENT, "") for part in ("learners", "replicas", "workers")
+       for name, value in (("count", "2"), ("cpus", "3.0"), ("gpus", "2.0"))},
     "rollout.tasks_per_step": ("3", NUMBERS, ""), "rollout.group_size": ("3", NUMBERS, ""),
     "rollout.temperature": ("0.5", NUMBERS, ""), "rollout.max_response_tokens": ("3", NUMBERS, ""),
     "rollout.max_context_tokens": ("16", NUMBERS, ""), "rollout.window": ("1", NUMBERS, ""),
@@ -163,7 +165,7 @@ def observe(algorithm, arguments, folder, monkeypatch):
         load(engine, weights, version)
 
     check_device(config)
-    found = {PLAN: list(plan(config))}
+    found = {PLAN: list(plan(config)), PLACEMENT: list(plan(config, cluster=True))}
     if config.model.path != "tiny" or config.engine.name == "vllm":
         return found
     with monkeypatch.context() as patch:

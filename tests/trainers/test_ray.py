@@ -40,9 +40,10 @@ gymnasium.register("test/Slow-v0", entry_point="tests.trainers.test_ray:Slow")
 def cluster():
     """One of this machine, with room for two learners, two replicas and two workers; nothing of it stays."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    others = {process.pid for process in psutil.Process().children(recursive=True)}
     ray.init(address="local", num_cpus=6, include_dashboard=False, object_store_memory=200 * 2**20,
              logging_level="error", _system_config={"worker_register_timeout_seconds": 600})
-    started = [process.pid for process in psutil.Process().children(recursive=True)]
+    started = [process.pid for process in psutil.Process().children(recursive=True) if process.pid not in others]
     yield
     ray.shutdown()
     assert not wait_until_gone(started)
