@@ -226,6 +226,7 @@ class ActorSettings:
     """Actors of one kind."""
 
     count: PositiveInt = 1
+    """How many there are."""
     cpus: NonNegativeFloat = 1.0
     """Of each."""
     gpus: NonNegativeFloat | None = None
